@@ -1,0 +1,225 @@
+"""`compile_format`: a format and a vocabulary in, a `StructureTable` out.
+
+The automaton over bytes and control tokens is walked along every token's bytes, all states at once, and tokens
+that behave alike in every state share a class. Since a token does exactly what its bytes do, the verdict on a
+stream does not depend on where its token boundaries fall.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .automaton import BYTES, Automaton, build_automaton
+from .errors import FormatError, VocabularyError
+from .expression import REGIONS, translate
+from .format import Format, resolve_format
+from .table import CLOSES, ILLEGAL, IN_BLOCK, IN_HEADER, MAY_END, OPENS, TERMINAL, StructureTable, TableInfo
+from .vocabulary import Vocabulary
+
+# A special token that the format does not mention counts as text that fits no literal: no UTF-8 text holds 0xff.
+_OPAQUE_TEXT = b"\xff"
+_TURN_START = "\0turn"
+_REGION_FLAGS = {"block": IN_BLOCK, "header": IN_HEADER}
+
+
+def compile_format(
+    source: str | Format,
+    vocabulary: object,
+    *,
+    terminals: tuple[str, ...] = (),
+    turn_openers: tuple[str, ...] = (),
+    never: tuple[str, ...] = (),
+) -> StructureTable:
+    """Compile a format against a vocabulary, on the CPU.
+
+    Args:
+        source: a built-in format's name, a path to a format file (`.json`), an expression, or a `Format`.
+        vocabulary: anything `Vocabulary.of` reads.
+        terminals, turn_openers, never: complete an expression; unused otherwise (see `Format`).
+
+    Returns:
+        The table, on the CPU.
+
+    Raises:
+        FormatError: unknown name, or an expression that cannot be read or that no turn matches.
+        VocabularyError: the vocabulary lacks a control token that the format needs.
+        TableError: with this vocabulary a state of the format has no way to a legal end.
+    """
+    form = resolve_format(source, terminals, turn_openers, never)
+    vocab = Vocabulary.of(vocabulary)
+    missing = frozenset(name for name in form.optional if name not in vocab.controls)
+    openers = [o for o in form.turn_openers if _opener_control(o) not in missing]
+    automaton = build_automaton(_whole_expression(form, openers, missing), form.name)
+    terminal_ids = _terminal_ids(form, vocab, missing)
+    _require_controls(form, automaton, vocab)
+    columns = _token_columns(automaton, form, vocab, terminal_ids)
+    token_class, next_state = _merge_tokens(columns)
+    class_terminal = torch.zeros(next_state.shape[1], dtype=torch.bool)
+    class_terminal[token_class[terminal_ids].long()] = True
+    state_flags = _state_flags(automaton)
+    byte_table = torch.tensor(automaton.next_state, dtype=torch.int16)
+    byte_table[0] = 0
+    return StructureTable(
+        token_class=token_class,
+        next_state=next_state,
+        state_flags=state_flags,
+        class_flags=_class_flags(next_state, state_flags, class_terminal),
+        info=TableInfo(
+            format=form.name,
+            format_digest=form.digest,
+            vocabulary_digest=vocab.digest,
+            start=_root_step(automaton, _TURN_START),
+            entries=tuple(
+                (vocab.controls[_opener_control(o)], _root_step(automaton, _opener_control(o))) for o in openers
+            ),
+            controls={n: vocab.controls[n] for n in _used_controls(form, automaton) if n in vocab.controls},
+        ),
+        byte_class=torch.tensor(automaton.symbol_class[:BYTES], dtype=torch.int16),
+        byte_next=byte_table,
+    )
+
+
+def _opener_control(opener: str) -> str:
+    return opener[1 : opener.index("»")]
+
+
+def _whole_expression(form: Format, openers: list[str], missing: frozenset[str]):
+    # One automaton for openers and turn: a prompt's tail is walked by the same table as the output.
+    before = "|".join([f"«{_TURN_START}»", *openers])
+    try:
+        return translate(f"(?:{before})(?:{form.turn})", form.rules, missing)
+    except FormatError as error:
+        raise FormatError(f"format {form.name}: {error}") from error
+
+
+def _used_controls(form: Format, automaton: Automaton) -> list[str]:
+    names = [n for n in automaton.controls if n != _TURN_START]
+    return list(dict.fromkeys([*names, *form.terminals, *form.never]))
+
+
+def _terminal_ids(form: Format, vocab: Vocabulary, missing: frozenset[str]) -> list[int]:
+    names = [n for n in form.terminals if n not in missing]
+    unknown = [n for n in names if n not in vocab.controls]
+    if unknown or not names:
+        raise VocabularyError(_missing_message(form, unknown or list(form.terminals), vocab))
+    return sorted({vocab.controls[n] for n in names})
+
+
+def _require_controls(form: Format, automaton: Automaton, vocab: Vocabulary) -> None:
+    unknown = [n for n in automaton.controls if n != _TURN_START and n not in vocab.controls]
+    if unknown:
+        raise VocabularyError(_missing_message(form, unknown, vocab))
+    clash = set(form.terminals) & (set(automaton.controls) - {_opener_control(o) for o in form.turn_openers})
+    if clash:
+        raise FormatError(
+            f"format {form.name}: {sorted(clash)[0]!r} is a terminal and also stands in the expression; a terminal "
+            "is legal wherever the turn may end and is not written there"
+        )
+
+
+def _missing_message(form: Format, names: list[str], vocab: Vocabulary) -> str:
+    known = ", ".join(sorted(vocab.controls)[:12]) or "none"
+    return (
+        f"format {form.name} needs the control token {names[0]!r}, which this tokenizer does not have "
+        f"(it has {len(vocab.controls)}: {known}…); is this the checkpoint's own tokenizer, and the right format?"
+    )
+
+
+def _root_step(automaton: Automaton, control: str) -> int:
+    state = automaton.step(0, BYTES + automaton.controls.index(control))
+    if state == ILLEGAL:
+        raise FormatError(f"no turn can follow the opener {control!r}")
+    return state
+
+
+def _token_columns(automaton: Automaton, form: Format, vocab: Vocabulary, terminal_ids: list[int]) -> Tensor:
+    """[S, V] int16: the state after each token from each state, −1 = illegal."""
+    table = torch.tensor(automaton.next_state, dtype=torch.int16)
+    n_states = table.shape[0]
+    columns = torch.full((n_states, vocab.size), ILLEGAL, dtype=torch.int16)
+    texts = dict(vocab.texts)
+    used = set(_used_controls(form, automaton))
+    texts.update({token: _OPAQUE_TEXT for name, token in vocab.controls.items() if name not in used})
+    byte_classes = bytes.maketrans(bytes(range(BYTES)), bytes(automaton.symbol_class[:BYTES]))
+    spellings: dict[bytes, int] = {}
+    ids = list(texts)
+    which = torch.tensor([spellings.setdefault(t.translate(byte_classes), len(spellings)) for t in texts.values()])
+    if ids:
+        columns[:, ids] = _walk_spellings(table, list(spellings))[:, which]
+    for i, name in enumerate(automaton.controls):
+        if name != _TURN_START:
+            columns[:, vocab.controls[name]] = table[:, automaton.symbol_class[BYTES + i]]
+    may_end = torch.tensor(automaton.may_end)
+    for token in terminal_ids:
+        columns[:, token] = torch.where(may_end, 0, ILLEGAL).to(torch.int16)
+    columns[0] = 0
+    return columns
+
+
+def _walk_spellings(table: Tensor, spellings: list[bytes]) -> Tensor:
+    """[S, N] int16: the state after each spelling (a string of symbol classes) from each state."""
+    n_states, n_classes = table.shape
+    order = sorted(range(len(spellings)), key=lambda i: len(spellings[i]), reverse=True)
+    lengths = [len(spellings[i]) for i in order]
+    width = max(lengths, default=0)
+    padded = b"".join(spellings[i].ljust(width, b"\0") for i in order)
+    symbols = torch.frombuffer(bytearray(padded or b"\0"), dtype=torch.uint8)[: len(order) * width]
+    symbols = symbols.view(len(order), width).T.contiguous() if width else symbols.view(0, len(order))
+    dead = torch.full((1, n_classes), n_states, dtype=torch.int32)
+    flat = torch.cat([torch.where(table < 0, n_states, table).to(torch.int32), dead]).flatten()
+    state = torch.arange(n_states, dtype=torch.int32)[:, None].repeat(1, len(order))
+    alive = len(order)
+    for position in range(width):
+        while alive and lengths[alive - 1] <= position:
+            alive -= 1
+        index = state[:, :alive] * n_classes + symbols[position, :alive].to(torch.int32)
+        state[:, :alive] = flat.index_select(0, index.flatten()).view_as(index)
+    state = torch.where(state == n_states, ILLEGAL, state).to(torch.int16)
+    result = torch.empty_like(state)
+    result[:, order] = state
+    return result
+
+
+def _merge_tokens(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Classes of equal columns, numbered by their first token: ([V] int16, [S, C] int16)."""
+    n_states, n_tokens = columns.shape
+    weights = torch.randint(-(2**62), 2**62, (n_states,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
+    hashes = torch.zeros(n_tokens, dtype=torch.int64)
+    for state in range(n_states):
+        hashes += (columns[state].to(torch.int64) + 2) * weights[state]
+    _, inverse = torch.unique(hashes, return_inverse=True)
+    first = torch.full((int(inverse.max()) + 1,), n_tokens).scatter_reduce(0, inverse, torch.arange(n_tokens), "amin")
+    rank = torch.empty_like(first)
+    rank[first.argsort()] = torch.arange(len(first))
+    token_class = rank[inverse]
+    next_state = columns[:, first.sort().values].contiguous()
+    if len(first) > 32767:
+        raise FormatError(f"{len(first)} token classes do not fit int16; simplify the expression")
+    if not torch.equal(next_state[:, token_class], columns):
+        raise FormatError("two tokens of different behaviour share a hash; report this expression")
+    return token_class.to(torch.int16), next_state
+
+
+def _state_flags(automaton: Automaton) -> Tensor:
+    flags = []
+    for may_end, regions in zip(automaton.may_end, automaton.regions, strict=True):
+        flag = MAY_END if may_end else 0
+        for i, name in enumerate(REGIONS):
+            flag |= _REGION_FLAGS[name] if regions >> i & 1 else 0
+        flags.append(flag)
+    flags[0] = MAY_END
+    return torch.tensor(flags, dtype=torch.uint8)
+
+
+def _class_flags(next_state: Tensor, state_flags: Tensor, terminal: Tensor) -> Tensor:
+    """`OPENS` / `CLOSES`: every legal use of the class from a tracked state enters / leaves a block or header."""
+    inside = (state_flags & (IN_BLOCK | IN_HEADER)) != 0
+    legal = next_state >= 0
+    legal[0] = False
+    before = inside[:, None].expand_as(next_state)
+    after = inside[next_state.clamp(min=0).long()] & ~terminal
+    used = legal.any(dim=0)
+    opens = used & ~(legal & (before | ~after)).any(dim=0)
+    closes = used & ~(legal & (~before | after)).any(dim=0)
+    return (terminal * TERMINAL + opens * OPENS + closes * CLOSES).to(torch.uint8)

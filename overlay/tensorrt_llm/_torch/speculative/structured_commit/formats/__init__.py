@@ -1,0 +1,1 @@
+"""The built-in formats, one JSON file each. `structured_commit.format` reads them."""
