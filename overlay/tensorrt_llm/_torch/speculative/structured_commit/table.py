@@ -258,7 +258,19 @@ class StructureTable:
                 break
             alive = grown
         stuck = ~((self.next_state >= 0) & self._present_classes()).any(dim=1)
-        return [i for i in range(1, self.num_states) if not alive[i] or stuck[i]]
+        return (self._reachable() & (stuck | ~alive)).nonzero()[:, 0].tolist()
+
+    def _reachable(self) -> Tensor:
+        """[S] bool: the tracked states that the tokens of this vocabulary lead to."""
+        reached = torch.zeros(self.num_states, dtype=torch.bool, device=self.device)
+        reached[[self.info.start, *(state for _, state in self.info.entries)]] = True
+        targets = self.next_state.long()[:, self._present_classes()]
+        while True:
+            following = targets[reached]
+            grown = reached.index_fill(0, following[following > 0], True)
+            if bool((grown == reached).all()):
+                return grown
+            reached = grown
 
     def _escape_tokens(self) -> Tensor:
         """[S + 2] int32: in each tracked state a legal token on a shortest way to the end, 0 elsewhere."""
@@ -280,7 +292,8 @@ class StructureTable:
                 break
             distance = shorter
         escape = torch.zeros(self.num_states + 2, dtype=torch.int32, device=self.device)
-        escape[1 : self.num_states] = first_token[chosen][1:].to(torch.int32)
+        known = first_token[chosen] < self.vocab_size  # states that no token leads to may have none
+        escape[1 : self.num_states] = torch.where(known, first_token[chosen], 0)[1:].to(torch.int32)
         return escape
 
 
