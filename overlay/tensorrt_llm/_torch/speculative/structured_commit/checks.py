@@ -12,6 +12,7 @@ from torch import Tensor
 from .errors import StageError
 
 if TYPE_CHECKING:
+    from .repair import Distribution
     from .stage import CommitStage
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -23,12 +24,8 @@ def check_shapes(
     tokens: Tensor,
     lengths: Tensor,
     slots: Tensor,
-    probs: Tensor | None,
-    logits: Tensor | None,
-    temperature: Tensor | None,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    words: Tensor | None,
+    given: Distribution,
+    redraw: bool,
 ) -> None:
     """Refuse arguments of `commit` with a wrong shape, dtype or device, or a combination that cannot work."""
     if not isinstance(tokens, Tensor) or tokens.dim() != 2:
@@ -37,16 +34,21 @@ def check_shapes(
     if not 1 <= width <= stage.max_window:
         raise StageError(f"tokens has windows of {width} columns; this stage was built for 1 to {stage.max_window}")
     vocab = stage.table.vocab_size
+    source = (batch, width, vocab)
+    if given.source_rows is not None:
+        flat = given.probs if given.probs is not None else given.logits
+        source = (flat.shape[0] if isinstance(flat, Tensor) and flat.dim() else 0, vocab)
     expected = (
         ("tokens", tokens, (batch, width), (torch.int32,)),
         ("lengths", lengths, (batch,), (torch.int32,)),
         ("slots", slots, (batch,), (torch.int64,)),
-        ("probs", probs, (batch, width, vocab), _FLOATS),
-        ("logits", logits, (batch, width, vocab), _FLOATS),
-        ("temperature", temperature, (batch,), _FLOATS),
-        ("top_k", top_k, (batch,), (torch.int32, torch.int64)),
-        ("top_p", top_p, (batch,), _FLOATS),
-        ("words", words, (batch, 2), (torch.int64,)),
+        ("probs", given.probs, source, _FLOATS),
+        ("logits", given.logits, source, _FLOATS),
+        ("temperature", given.temperature, (batch,), _FLOATS),
+        ("top_k", given.top_k, (batch,), (torch.int32, torch.int64)),
+        ("top_p", given.top_p, (batch,), _FLOATS),
+        ("source_rows", given.source_rows, (batch, width), (torch.int64,)),
+        ("words", given.words, (batch, 2), (torch.int64,)),
     )
     for name, tensor, shape, dtypes in expected:
         if tensor is None and name not in ("lengths", "slots"):
@@ -56,16 +58,17 @@ def check_shapes(
             raise StageError(f"{name} must be a {list(shape)} {kinds} tensor, not {_describe(tensor)}")
         if tensor.device != stage.state.device:
             raise StageError(f"{name} is on {tensor.device}, the stage on {stage.state.device}; move one of them")
-    if probs is not None and logits is not None:
+    if given.probs is not None and given.logits is not None:
         raise StageError("pass probs or logits, not both: they could disagree")
-    if probs is not None and not (temperature is None and top_k is None and top_p is None):
+    filters = (given.temperature, given.top_k, given.top_p)
+    if given.probs is not None and any(f is not None for f in filters):
         raise StageError("temperature, top_k and top_p belong to logits; probs are already filtered")
-    if temperature is None and not (top_k is None and top_p is None):
+    if given.temperature is None and any(f is not None for f in filters):
         raise StageError("top_k and top_p need a temperature: without one every row is greedy")
-    if stage.config.policy.repairs and probs is None and logits is None:
+    if redraw and stage.config.policy.repairs and given.probs is None and given.logits is None:
         raise StageError(
             f"policy {stage.config.policy.value!r} redraws illegal tokens and needs probs or logits; use 'trim' or "
-            "'observe' where there are none"
+            "'observe', or redraw=False, where there are none"
         )
 
 
@@ -88,7 +91,7 @@ def check_values(stage: CommitStage, tokens: Tensor, lengths: Tensor, slots: Ten
     if len(set(owned)) != len(owned):
         raise StageError(f"slots: {max(owned, key=owned.count)} stands in two rows of one batch")
     _refuse(bad_token.any(dim=1), tokens, f"tokens: row {{row}} holds an id outside [0, {vocab}): {{value}}")
-    if probs is not None:
+    if probs is not None and probs.dim() == 3:
         sums = probs.double().sum(dim=2)
         wrong = ((sums - 1).abs() > _SUM_TOLERANCE) & (column < lengths[:, None])
         _refuse(wrong.any(dim=1), sums, "probs: a column of row {row} does not sum to one: {value}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from .errors import FormatError
 
 _FOLDER = Path(__file__).parent / "formats"
+_NOT_MEANING = ("summary", "notes", "model_types", "template_marks")
 _EXPRESSION_MARKS = set("«»‹›()[]\\*+?|.")
 
 
@@ -35,6 +37,7 @@ class Format:
         optional: control tokens that some checkpoints lack. Where the expression uses one, its spelling in
             ordinary text is read instead; as a terminal, opener or `never` it is left out.
         model_types: the `model_type` values of checkpoints that speak this format.
+        template_marks: strings in a checkpoint's chat template that tell this format from others of its model types.
         summary, notes: for people.
     """
 
@@ -46,6 +49,7 @@ class Format:
     never: tuple[str, ...] = ()
     optional: frozenset[str] = frozenset()
     model_types: tuple[str, ...] = ()
+    template_marks: tuple[str, ...] = ()
     summary: str = ""
     notes: tuple[str, ...] = ()
 
@@ -59,9 +63,16 @@ class Format:
                 raise FormatError(f"format {self.name}: turn opener {opener!r} must begin with a «control token»")
 
     @property
+    def required_controls(self) -> frozenset[str]:
+        """Control tokens without which a tokenizer cannot speak this format."""
+        expressions = (self.turn, *self.turn_openers, *self.rules.values())
+        named = {name for e in expressions for name in re.findall("«([^»]+)»", e)}
+        return frozenset(named | set(self.terminals)) - self.optional
+
+    @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits that change whenever the meaning of the format does."""
-        meaning = {k: v for k, v in asdict(self).items() if k not in ("summary", "notes", "model_types")}
+        meaning = {k: v for k, v in asdict(self).items() if k not in _NOT_MEANING}
         meaning["optional"] = sorted(self.optional)
         return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -113,7 +124,7 @@ def format_from_dict(data: dict, where: str = "format") -> Format:
         problem = f"unknown field {unknown[0]!r}" if unknown else f"missing field {missing[0]!r}"
         raise FormatError(f"{where}: {problem}; fields: {', '.join(sorted(allowed))}")
     fields = dict(data)
-    for key in ("terminals", "turn_openers", "never", "model_types", "notes"):
+    for key in ("terminals", "turn_openers", "never", "model_types", "template_marks", "notes"):
         if key in fields:
             fields[key] = _strings(fields[key], where, key)
     if "optional" in fields:

@@ -7,6 +7,8 @@ stage's own. Pure functions of [R, ·] tensors; nothing here knows states or pol
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,39 @@ PROBABILITY_BITS = 52
 GREEDY_TEMPERATURE = 1e-2  # at or below it a row is greedy, as in TRT-LLM's sampler
 _STREAM = 0x5C0117ED  # keeps this stream apart from any other use of the same seed
 _LOW = 0xFFFFFFFF
+
+
+class Distribution(NamedTuple):
+    """What `CommitStage.commit` was given to draw from; see there for shapes."""
+
+    probs: Tensor | None = None
+    logits: Tensor | None = None
+    temperature: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    source_rows: Tensor | None = None
+    words: Tensor | None = None
+
+    def draw_legal(self, rows: Tensor, columns: Tensor, legal: Tensor, words: Tensor) -> Tensor:
+        """A legal token for each (row, column).
+
+        Args:
+            rows, columns: [R] int64. legal: [R, V] bool. words: [R, 2] int64 random words.
+
+        Returns:
+            [R] int64; V where no legal token has any mass.
+        """
+        source = self.probs if self.probs is not None else self.logits
+        here = source[rows, columns] if self.source_rows is None else source[self.source_rows[rows, columns]]
+        if self.probs is not None:
+            return draw(legal_weights(here, legal), words)
+        if self.temperature is None:
+            return best_legal(here, legal)
+        limits = (None if t is None else t[rows] for t in (self.top_k, self.top_p))
+        p = filtered_probs(here, self.temperature[rows], *limits)
+        drawn = draw(legal_weights(p, legal), words)
+        # Where every token that the filters kept is illegal, the filters give way before the format does.
+        return torch.where(drawn < legal.shape[1], drawn, best_legal(here, legal))
 
 
 def legal_weights(probs: Tensor, legal: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class CommitStage:
         written, states = [], []
         for i, slot in enumerate(slots):
             if owners is not None:
-                known = self._owners.get(slot) == owners[i] and slot in self._owners
+                known = self.owned_by(slot, owners[i])
                 self._owners[slot] = owners[i]
                 if known and not (in_context is not None and in_context[i]):
                     continue
@@ -131,6 +131,18 @@ class CommitStage:
             self.state.index_copy_(0, index, values)
             self.repairs.index_fill_(0, index, 0)
 
+    def owned_by(self, slot: int, owner: Hashable) -> bool:
+        """Whether `bind` last wrote `slot` for `owner`."""
+        return slot in self._owners and self._owners[slot] == owner
+
+    def legal_tokens(self, state: int) -> Tensor:
+        """[V] bool: the tokens that are legal in `state`."""
+        return self._class_legal[state][self._class_index]
+
+    def untrack_(self, slots: Tensor) -> None:
+        """Set `slots` [B] int64 untracked, in place: for rows whose tokens the stage will not see."""
+        self.state.index_fill_(0, slots, UNTRACKED)
+
     def commit(
         self,
         tokens: Tensor,
@@ -142,7 +154,9 @@ class CommitStage:
         temperature: Tensor | None = None,
         top_k: Tensor | None = None,
         top_p: Tensor | None = None,
+        source_rows: Tensor | None = None,
         words: Tensor | None = None,
+        redraw: bool = True,
     ) -> CommitOutput:
         """Commit one window per row. The inputs are not changed; the stage's state and counters are, in place.
 
@@ -158,7 +172,11 @@ class CommitStage:
             logits: [B, W, V] float, instead of `probs`: the target's logits.
             temperature: [B] float, with `logits`; None or ≤ `GREEDY_TEMPERATURE` = greedy, redrawn as the best
                 legal token. top_k: [B] int32 and top_p: [B] float, with `logits`; None = no limit.
+            source_rows: [B, W] int64, with `probs` or `logits` of shape [M, V]: the row of each column, as for the
+                accepted path of a tree.
             words: [B, 2] int64 random 32-bit words to use instead of the stage's own stream, to replay a step.
+            redraw: False where a repairing policy has no distribution at hand: a window is cut before its illegal
+                token, and an illegal first token is let through.
 
         Returns:
             `CommitOutput`.
@@ -167,7 +185,8 @@ class CommitStage:
             StageError: a wrong shape, dtype or device; a repairing policy without probabilities or logits; with
                 `config.check`, a wrong value. State and counters are as before then.
         """
-        check_shapes(self, tokens, lengths, slots, probs, logits, temperature, top_k, top_p, words)
+        given = repair.Distribution(probs, logits, temperature, top_k, top_p, source_rows, words)
+        check_shapes(self, tokens, lengths, slots, given, redraw)
         policy = self.config.policy
         if policy is Policy.OFF:
             return CommitOutput(tokens, lengths, torch.zeros_like(lengths))
@@ -178,7 +197,7 @@ class CommitStage:
         slot = torch.where((slots >= 0) & (slots < self.num_slots), slots, self.num_slots)
         window = self._read(tokens, lengths, slot)
         if policy.repairs:
-            result = self._commit_repairing(tokens, slot, window, probs, logits, temperature, top_k, top_p, words)
+            result = self._commit_repairing(tokens, slot, window, given if redraw else None)
         else:
             result = self._commit_plain(tokens, lengths, window)
         output, new_state, cuts = result
@@ -249,11 +268,14 @@ class CommitStage:
             return CommitOutput(tokens, lengths, events), final, cuts
         return CommitOutput(_padded(tokens, kept), kept.to(torch.int32), events), final, cuts
 
-    def _commit_repairing(self, tokens, slot, window, probs, logits, temperature, top_k, top_p, words):
+    def _commit_repairing(
+        self, tokens: Tensor, slot: Tensor, window: _Window, given: repair.Distribution | None
+    ) -> tuple[CommitOutput, Tensor, dict[str, Tensor]]:
+        """`repair`, `gate`, `rollback`; without a distribution a row is cut, and a first column let through."""
         table, width = self.table, tokens.shape[1]
         after_end = window.state[0] == table.ended
-        spent = self.repairs[slot] >= self.config.max_repairs
         at = window.illegal
+        spent = self.repairs[slot] >= self.config.max_repairs if given is not None else at == 0
         has_illegal = at < window.length
         lets_through = has_illegal & spent
         legal_end = torch.where(has_illegal & ~spent, at, window.end)
@@ -261,18 +283,19 @@ class CommitStage:
         postponed, postponed_event = self._postponed(window, legal_end)
         mends = has_illegal & ~spent & (postponed == legal_end)
 
-        # The most urgent rows are those that cannot be cut before their illegal token.
-        urgency = torch.where(mends, torch.where(at == 0, 0, 1), 2)
-        order = urgency.argsort(stable=True)
-        rows = order[: min(self.config.repair_rows, tokens.shape[0])]
-        drawn, escaped_rows = self._redraw(rows, slot, window, probs, logits, temperature, top_k, top_p, words)
-        in_rows = torch.zeros_like(mends).index_fill_(0, rows, True)
         before = window.state.gather(0, at.clamp(max=width)[None])[0]
-        replacement = table.escape_token[before].index_copy(0, rows, drawn)
-        escaped = torch.ones_like(mends).index_copy(0, rows, escaped_rows)
-        redrawn = mends & (in_rows | (at == 0))
+        replacement = table.escape_token[before]
+        redrawn, escaped = mends & (at == 0), torch.ones_like(mends)
+        if given is not None:
+            # The most urgent rows are those that cannot be cut before their illegal token.
+            urgency = torch.where(mends, torch.where(at == 0, 0, 1), 2)
+            rows = urgency.argsort(stable=True)[: min(self.config.repair_rows, tokens.shape[0])]
+            drawn, no_mass = self._redraw(rows, slot, window, given)
+            replacement = replacement.index_copy(0, rows, drawn)
+            escaped = escaped.index_copy(0, rows, no_mass)
+            redrawn = redrawn | (mends & torch.zeros_like(mends).index_fill_(0, rows, True))
         cut = mends & ~redrawn
-        escaped &= redrawn
+        escaped = escaped & redrawn
 
         kept = postponed + redrawn.long()
         column = torch.arange(width, device=tokens.device)
@@ -308,28 +331,19 @@ class CommitStage:
             return torch.where(still_open & (last > 0), last, legal_end), Event.ROLLED_BACK
         return legal_end, Event.GATED
 
-    def _redraw(self, rows, slot, window, probs, logits, temperature, top_k, top_p, words):
-        """Replacement for the first illegal token of `rows` [R]: (tokens [R] int32, escaped [R] bool)."""
+    def _redraw(self, rows: Tensor, slot: Tensor, window: _Window, given: repair.Distribution) -> tuple[Tensor, Tensor]:
+        """Replacement for the first illegal token of `rows` [R]: (tokens [R] int32, without legal mass [R] bool)."""
         table, width = self.table, window.state.shape[0] - 1
         at = window.illegal[rows].clamp(max=width - 1)
         state = window.state[at, rows]
         legal = self._class_legal[state].gather(1, self._class_index.expand(len(rows), -1))
-        words = (
-            repair.random_words(self.config.seed, slot[rows], self.steps[slot[rows]]) if words is None else words[rows]
-        )
-        source = (probs if probs is not None else logits)[rows, at]
-        if probs is not None:
-            drawn = repair.draw(repair.legal_weights(source, legal), words)
-        elif temperature is None:
-            drawn = repair.best_legal(source, legal)
+        if given.words is None:
+            words = repair.random_words(self.config.seed, slot[rows], self.steps[slot[rows]])
         else:
-            limits = (None if t is None else t[rows] for t in (top_k, top_p))
-            p = repair.filtered_probs(source, temperature[rows], *limits)
-            drawn = repair.draw(repair.legal_weights(p, legal), words)
-            # Where every token that the filters kept is illegal, the filters give way before the format does.
-            drawn = torch.where(drawn < table.vocab_size, drawn, repair.best_legal(source, legal))
-        escaped = drawn >= table.vocab_size
-        return torch.where(escaped, table.escape_token[state].long(), drawn).to(torch.int32), escaped
+            words = given.words[rows]
+        drawn = given.draw_legal(rows, at, legal, words)
+        no_mass = drawn >= table.vocab_size
+        return torch.where(no_mass, table.escape_token[state].long(), drawn).to(torch.int32), no_mass
 
     def _common_events(self, window: _Window, after_end: Tensor, kept: Tensor) -> Tensor:
         reached = window.state.gather(0, kept[None])[0] == self.table.ended

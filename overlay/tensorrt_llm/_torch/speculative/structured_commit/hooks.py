@@ -1,0 +1,268 @@
+"""What the patches call. Every function costs one attribute read while the stage is not configured.
+
+Rows come contexts first: C context rows with one column each, then G generation rows with K + 1 columns. Hooks in
+the forward work in place on the tensors that acceptance made, without host synchronisation. None of them raises,
+but `build` and `check_config`: where a hook does not understand what it is given, it lets the step pass, sets the
+rows untracked, counts the reason and says so once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+import torch
+from torch import Tensor
+
+from .policy import Event
+from .repair import Distribution
+from .runtime import FORCED, RUNTIME
+from .settings import validated_field
+from .two_model import accept_on_device, host_recovered, host_rejection, host_stop
+
+_CHANGED = int(Event.REPAIRED | Event.TRIMMED | Event.CUT | Event.GATED | Event.ROLLED_BACK)
+
+__all__ = [
+    "accept_on_device",
+    "before_relaxed",
+    "bind",
+    "build",
+    "check_config",
+    "commit_rejection",
+    "commit_relaxed",
+    "commit_single",
+    "commit_strict",
+    "commit_thop",
+    "commit_tree",
+    "guard_draft_loop",
+    "host_recovered",
+    "host_rejection",
+    "host_stop",
+    "veto_fused",
+]
+
+
+def check_config(value: object) -> dict | None:
+    """Validate the `structured_commit` section of a speculative configuration; raises a `ValueError` if it is bad."""
+    checked = validated_field(value)
+    return {"policy": checked} if isinstance(checked, str) else checked
+
+
+def build(llm_args, checkpoint_dir, tokenizer, model_engine, sampler, spec_config, mapping) -> None:
+    """Build this process's stage. A second call replaces the first, as when a throw-away executor came before.
+
+    Raises:
+        StructuredCommitError: the configuration cannot be honoured.
+    """
+    value = getattr(spec_config, "structured_commit", None)
+    is_last = getattr(mapping, "is_last_pp_rank", None)
+    serves = spec_config is not None and (is_last() if callable(is_last) else True)
+    RUNTIME.build(value, checkpoint_dir, getattr(mapping, "rank", 0), serves)
+
+
+def _aside_on_error(hook: Callable) -> Callable:
+    @wraps(hook)
+    def guarded(*args, **kwargs):
+        if RUNTIME.stage is None:
+            return None
+        try:
+            return hook(*args, **kwargs)
+        except Exception as error:  # an exception here would fail every active request
+            RUNTIME.stand_aside(f"{hook.__name__}: {type(error).__name__}: {error}")
+            return None
+
+    return guarded
+
+
+def bind(metadata, requests: list) -> None:
+    """Tell the stage which request each row of the coming step belongs to. Host side, before the forward."""
+    if RUNTIME.stage is None or not metadata.spec_dec_mode.use_one_engine():
+        return
+    try:
+        RUNTIME.bind(requests)
+    except Exception as error:  # an exception here would fail every active request
+        RUNTIME.stand_aside(f"bind: {type(error).__name__}: {error}")
+        RUNTIME.write_rows([])
+
+
+def commit_strict(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata):
+    """After strict acceptance. Returns the same (accepted_tokens [B, K+1] int32, num_accepted_tokens [B] int32)."""
+    if RUNTIME.stage is not None:
+        sampling = _sampling(spec_metadata, num_contexts, batch_size, accepted_tokens.shape[1])
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
+    return accepted_tokens, num_accepted_tokens
+
+
+def commit_rejection(
+    worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata, target_probs
+):
+    """After rejection sampling; `target_probs` [G, K+1, V] float32, None without generation rows."""
+    if RUNTIME.stage is not None:
+        contexts, _ = _sampling(spec_metadata, num_contexts, num_contexts, accepted_tokens.shape[1])
+        generation = Distribution(probs=_fitted(target_probs))
+        sampling = (contexts, generation)
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
+    return accepted_tokens, num_accepted_tokens
+
+
+def commit_thop(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata):
+    """After MTP's fused strict op, whose law is argmax."""
+    if RUNTIME.stage is not None:
+        greedy = (Distribution(), Distribution())
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, greedy)
+    return accepted_tokens, num_accepted_tokens
+
+
+def commit_single(worker, target_tokens, logits, num_contexts, batch_size, spec_metadata):
+    """At draft length 0: `target_tokens` [B] int, `logits` [B, V]. Returns tokens of the same shape and dtype."""
+    if RUNTIME.stage is None:
+        return target_tokens
+    tokens = target_tokens[:batch_size].to(torch.int32).view(-1, 1)
+    counts = torch.ones_like(tokens[:, 0])
+    sampling = _sampling(spec_metadata, batch_size, batch_size, 1)
+    _commit(worker, tokens, counts, logits, batch_size, batch_size, sampling)
+    target_tokens[:batch_size].copy_(tokens[:, 0])
+    return target_tokens
+
+
+def before_relaxed(worker, pool: Tensor) -> Tensor | None:
+    """A copy of the thinking deltas before relaxed acceptance moves them."""
+    return None if RUNTIME.stage is None else pool.clone()
+
+
+def commit_relaxed(
+    worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata, pool, deltas
+):
+    """After relaxed acceptance, whose last token is an argmax. Where the stage changed a row, its delta in `pool` is
+    recomputed in place from what was committed, starting at `deltas`."""
+    if RUNTIME.stage is None or deltas is None:
+        return accepted_tokens, num_accepted_tokens
+    greedy = (Distribution(), Distribution())
+    events = _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, greedy)
+    if events is not None:
+        _restore_deltas(
+            worker, accepted_tokens, num_accepted_tokens, spec_metadata.slot_ids[:batch_size], pool, deltas, events
+        )
+    return accepted_tokens, num_accepted_tokens
+
+
+@_aside_on_error
+def commit_tree(
+    worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata, greedy=False
+) -> None:
+    """After tree verification, in place on the persistent buffers. `logits` [C + G·N, V] in tree order; path column j
+    has the request's root row for j = 0, else row index[j − 1] + 1 of its N rows."""
+    nodes = worker.tokens_per_gen_step
+    generation = batch_size - num_contexts
+    index = worker._accepted_draft_indices_tensor[num_contexts:batch_size].long()
+    root = torch.arange(generation, device=index.device)[:, None] * nodes
+    paths = torch.cat([torch.zeros_like(root), index.clamp(min=-1) + 1], dim=1)[:, : accepted_tokens.shape[1]] + root
+    sampling = (Distribution(), Distribution())
+    if not greedy:
+        sampling = _sampling(spec_metadata, num_contexts, batch_size, nodes)
+    sampling = (sampling[0], sampling[1]._replace(source_rows=paths))
+    _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
+    drafted_from = getattr(worker, "_accept_token", None)
+    if drafted_from is not None and generation:
+        width = min(drafted_from.shape[1], accepted_tokens.shape[1])
+        drafted_from[:generation, :width].copy_(accepted_tokens[num_contexts:batch_size, :width])
+
+
+def veto_fused(worker) -> bool:
+    """Whether to keep off the fused acceptance step: it uses the uncut count everywhere."""
+    return RUNTIME.stage is not None
+
+
+def guard_draft_loop(spec_metadata, num_accepted_draft_tokens: Tensor, attn_metadata) -> Tensor:
+    """What the two-model drafting loop may advance by: never below 0, never past the row's own tokens."""
+    if RUNTIME.stage is None:
+        return num_accepted_draft_tokens
+    try:
+        lengths = attn_metadata._seq_lens_cuda[: num_accepted_draft_tokens.shape[0]]
+        return torch.minimum(num_accepted_draft_tokens, lengths.to(num_accepted_draft_tokens.dtype) - 1).clamp(min=0)
+    except Exception as error:  # the loop must go on
+        RUNTIME.stand_aside(f"guard_draft_loop: {type(error).__name__}: {error}")
+        return num_accepted_draft_tokens
+
+
+def _commit(
+    worker,
+    tokens: Tensor,
+    counts: Tensor,
+    logits: Tensor | None,
+    num_contexts: int,
+    batch_size: int,
+    sampling: tuple[Distribution, Distribution],
+) -> Tensor | None:
+    """Commit context and generation rows in place. Returns events [B] int32, or None if the stage stood aside."""
+    stage, rows = RUNTIME.stage, RUNTIME.rows[:batch_size]
+    if getattr(worker, "force_num_accepted_tokens", 0):
+        RUNTIME.stand_aside(FORCED)
+        stage.untrack_(rows)
+        return None
+    try:
+        # Rows without a token (early rejection sampling leaves contexts at 0) are not the stage's business.
+        empty = counts[:batch_size] < 1
+        slots = torch.where(empty, stage.num_slots, rows)
+        events = torch.zeros_like(counts[:batch_size])
+        parts = (
+            (slice(0, num_contexts), 1, sampling[0]),
+            (slice(num_contexts, batch_size), tokens.shape[1], sampling[1]),
+        )
+        for part, width, given in parts:
+            if part.stop > part.start:
+                ready = _with_logits(given, logits, part, width)
+                done = stage.commit_(tokens[part, :width], counts[part], slots[part], **ready._asdict())
+                events[part].copy_(done)
+        counts[:batch_size].masked_fill_(empty, 0)
+        return events
+    except Exception as error:  # an exception in the forward fails the whole batch
+        RUNTIME.stand_aside(f"commit: {type(error).__name__}: {error}")
+        stage.untrack_(rows)
+        return None
+
+
+def _with_logits(given: Distribution, logits: Tensor | None, part: slice, width: int) -> Distribution:
+    """Logits of a part of the batch: they follow `part.start` rows of one column each."""
+    if given.probs is not None or logits is None:
+        return given
+    own = _fitted(logits)[part.start :]
+    if given.source_rows is not None:
+        return given._replace(logits=own)
+    rows = part.stop - part.start
+    return given._replace(logits=own[: rows * width].view(rows, width, -1))
+
+
+def _fitted(scores: Tensor | None) -> Tensor | None:
+    """Scores over the table's vocabulary; a padded tail is cut off, its tokens are illegal anyway."""
+    vocab = RUNTIME.stage.table.vocab_size
+    return scores if scores is None or scores.shape[-1] <= vocab else scores[..., :vocab]
+
+
+def _sampling(metadata, num_contexts: int, batch_size: int, width: int) -> tuple[Distribution, Distribution]:
+    """The sampler's settings for context rows and generation rows; parameters lie one for each logits row."""
+    greedy = getattr(metadata, "is_all_greedy_sample", None)
+    if greedy is None:  # trees before it had a switch of their own
+        greedy = not getattr(metadata, "allow_advanced_sampling", False)
+    if greedy or getattr(metadata, "temperatures", None) is None:
+        return Distribution(), Distribution()
+    end = num_contexts + (batch_size - num_contexts) * width
+    columns = (metadata.temperatures, metadata.top_ks, metadata.top_ps)
+    contexts = (None if c is None else c[:num_contexts] for c in columns)
+    generation = (None if c is None else c[num_contexts:end:width] for c in columns)
+    return Distribution(None, None, *contexts), Distribution(None, None, *generation)
+
+
+def _restore_deltas(worker, tokens, counts, slot_ids, pool, deltas, events) -> None:
+    config = worker.spec_config
+    names = ("begin_thinking_phase_token", "end_thinking_phase_token")
+    begin, end = (getattr(config, n, getattr(config, n.upper(), None)) for n in names)
+    slot_ids = slot_ids.long()
+    delta = deltas[slot_ids]
+    for column in range(tokens.shape[1]):
+        token = tokens[: len(slot_ids), column]
+        inside = column < counts[: len(slot_ids)]
+        delta = torch.where(inside & (token == begin), torch.full_like(delta, config.relaxed_delta), delta)
+        delta = torch.where(inside & (token == end), torch.zeros_like(delta), delta)
+    changed = (events & _CHANGED) != 0
+    pool[slot_ids] = torch.where(changed, delta, pool[slot_ids])
