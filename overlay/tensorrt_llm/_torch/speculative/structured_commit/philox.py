@@ -1,9 +1,9 @@
 """Philox4x32-10, the counter-based generator behind the sampler's random numbers, in plain torch.
 
-A word of the stream is a pure function of (seed, subsequence, offset): nothing is stored, nothing advances, so
-ranks that hold the same numbers draw the same numbers. This module promises curand's stream word for word and
-curand's uniforms bit for bit, on any device, with static shapes and without a host sync, so it may be captured in
-a CUDA graph. It must not know what the numbers are for.
+A word of the stream is a pure function of (seed, subsequence, offset): nothing is stored, nothing advances,
+and ranks that hold the same three draw the same word. This module promises curand's stream word for word and
+curand's uniforms bit for bit, on any device, with static shapes and without a host sync, so a CUDA graph can
+capture it. It must not know what the numbers are for.
 
 The generator is from Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
 (doi:10.1145/2063384.2063405). A 32-bit word is held in an int64 tensor, in [0, 2**32).
@@ -20,7 +20,7 @@ WORD = 0xFFFFFFFF
 ROUNDS = 10
 WORDS_PER_BLOCK = 4
 
-# The multipliers and the key increments of the paper (its Philox4x32 constants; the same in Random123 and curand).
+# Philox4x32's multipliers and key increments, from the paper; the same in Random123 and curand.
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 
@@ -46,9 +46,8 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
     _require_int64("counter", counter)
     _require_int64("key", key)
     if counter.shape[-1:] != (WORDS_PER_BLOCK,) or key.shape[-1:] != (2,):
-        raise StageError(
-            f"philox4x32 wants counter [..., 4] and key [..., 2], got {list(counter.shape)} and {list(key.shape)}"
-        )
+        shapes = f"{list(counter.shape)} and {list(key.shape)}"
+        raise StageError(f"counter and key must be [..., 4] and [..., 2], got {shapes}")
     c0, c1, c2, c3 = (counter & WORD).unbind(-1)
     k0, k1 = key.unbind(-1)
     for step in range(ROUNDS):
@@ -67,11 +66,11 @@ def philox4x32(counter: Tensor, key: Tensor) -> Tensor:
 
 
 def curand_philox_words(seed: int | Tensor, subsequence: Tensor, offset: int | Tensor, n: int) -> Tensor:
-    """The first `n` words that curand's Philox4_32_10 state gives after `curand_init(seed, subsequence, offset)`.
+    """The first `n` words of curand's Philox4_32_10 state after `curand_init(seed, subsequence, offset)`.
 
-    As in curand, the seed is the key, the subsequence the upper half of the 128-bit block counter, and the offset
-    counts words: it moves the lower half by whole blocks and starts inside a block by its remainder. A 64-bit
-    offset reaches less than a quarter of the lower half, so no carry into the upper half can occur.
+    As in curand, the seed is the key, the subsequence is the upper half of the 128-bit block counter, and the
+    offset counts words: whole blocks of four move the lower half, the remainder is a place inside a block. A
+    64-bit offset reaches a quarter of the lower half, so a carry into the upper half cannot occur.
 
     Args:
         seed, offset: an int, taken modulo 2**64, or an int64 tensor holding the bits of the unsigned number:
@@ -93,7 +92,7 @@ def curand_philox_words(seed: int | Tensor, subsequence: Tensor, offset: int | T
     seeds = _one_per_row("seed", seed, subsequence)
     offsets = _one_per_row("offset", offset, subsequence)
 
-    # Enough blocks for n words wherever the start lies inside the first one: the shape does not depend on offset.
+    # Enough blocks for n words from any place in the first one: the shape does not depend on the offset.
     num_blocks = (n + 2 * (WORDS_PER_BLOCK - 1)) // WORDS_PER_BLOCK
     first_block = (offsets >> 2) & ((1 << 62) - 1)
     blocks = first_block.unsqueeze(1) + torch.arange(num_blocks, device=subsequence.device)
@@ -110,9 +109,10 @@ def curand_philox_words(seed: int | Tensor, subsequence: Tensor, offset: int | T
 def curand_uniform(words: Tensor) -> Tensor:
     """curand's uniform of each word: float32 in (0, 1], `word * 2**-32 + 2**-33`.
 
-    curand states this as a multiply and an add, which nvcc contracts to one fused multiply-add (seen in the code
-    it emits for flashinfer's kernel). Both round alike, so there is nothing to choose: the word is first rounded
-    to float32, and a product with a power of two is exact. The largest words round up to 1.0; 0.0 never occurs.
+    curand writes a multiply and an add, and nvcc contracts them to one fused multiply-add (seen in what it
+    emits for flashinfer's kernel). Both give the same bits, so there is nothing to choose: the word is first
+    rounded to float32, and its product with a power of two is exact. The largest words give 1.0; 0.0 never
+    occurs.
 
     Args:
         words: int64, any shape, in [0, 2**32).
@@ -133,15 +133,13 @@ def _require_int64(name: str, tensor: Tensor) -> None:
 
 
 def _one_per_row(name: str, value: int | Tensor, rows: Tensor) -> Tensor:
-    """`value` as [N] int64 beside `rows`, without a copy from the host (a fill can be captured, a copy cannot)."""
+    """`value` as [N] int64 beside `rows`. An int is filled in, not copied, so that a graph can capture it."""
     if isinstance(value, Tensor):
         _require_int64(name, value)
         if value.device != rows.device:
             raise StageError(f"{name} is on {value.device}, subsequence on {rows.device}")
         if value.numel() != 1 and value.shape != rows.shape:
-            raise StageError(
-                f"{name} must have one element or shape {list(rows.shape)}, got {list(value.shape)}"
-            )
+            raise StageError(f"{name} must have one element or {len(rows)}, got {list(value.shape)}")
         return value.reshape(-1).expand(rows.shape)
     bits = value & ((1 << 64) - 1)
     return torch.full_like(rows, bits - (1 << 64) if bits >= 1 << 63 else bits)

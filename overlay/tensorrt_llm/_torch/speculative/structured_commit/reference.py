@@ -1,9 +1,9 @@
 """The acceptance rules that run before the commit stage, in plain torch, for replays and tests without a GPU.
 
-Each function promises the outputs of the kernel it stands for, value for value: rejection sampling as flashinfer's
-`chain_speculative_sampling` (random numbers and float32 rounding included), strict and relaxed acceptance as
-TensorRT-LLM. It is slow, it reads values on the host to check them, and it changes no argument. It must not know
-of structure, slots or policies.
+Each function promises the outputs of the kernel it stands for, value for value: rejection sampling as
+flashinfer's `chain_speculative_sampling` (random numbers and float32 rounding included), strict and relaxed
+acceptance as TensorRT-LLM. It is slow, it reads values on the host to check them, and it changes no argument.
+It must not know of structure, slots or policies.
 
 Vocabulary, with K drafts in a row's window:
     draft tokens: proposed by the drafter, one for each of the K positions.
@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .errors import StageError
 from .philox import curand_philox_words, curand_uniform
@@ -28,8 +29,8 @@ from .philox import curand_philox_words, curand_uniform
 PADDING = -1  # flashinfer's filler after the last token of a row
 RELAXED_FILLER = 1  # TensorRT-LLM's: its output starts as a tensor of ones
 
-# The launch of the kernel on compute capability 8.0 and later: one block of 1024 threads a row, and each thread
-# loads up to 16 bytes at a time, as many floats as divide the vocabulary.
+# The launch of the kernel on compute capability 8.0 and later: one block of 1024 threads for each row, and a
+# thread loads up to 16 bytes at a time, as many floats as divide the vocabulary.
 THREADS = 1024
 WARP = 32
 VECTOR = 4
@@ -80,34 +81,37 @@ def rejection_reference(
 ) -> Rejection:
     """Rejection sampling of Chen et al. 2023 (arXiv:2302.01318) and Leviathan et al. 2022 (arXiv:2211.17192).
 
-    Draft i passes if u_i * draft_probs < target_probs at its token. The first draft that does not pass is replaced
-    by a token drawn from max(target - draft, 0), and the row ends there; if all pass, one more token is drawn from
-    the target. Row r reads curand's Philox stream with subsequence r: one number for each draft up to and with the
-    first rejected, then one *more* for each from the rejected one on (for `accepted` only), then one for the draw.
+    Draft i passes if u_i * draft_probs < target_probs at its token. The first draft that does not pass is
+    replaced by a token drawn from max(target - draft, 0), and the row ends there; if all pass, one more token
+    is drawn from the target. Row r reads curand's Philox stream with subsequence r: one number for each draft
+    up to and with the first rejected, then one more for each from the rejected one on (for `accepted` only),
+    then one for the last token.
 
-    Equal to `flashinfer.chain_speculative_sampling(..., deterministic=True)` in every output, bit for bit: the
-    sums follow its block reduction and block scan (CUB 3: pairs inside a thread and a warp, warps one by one), and
-    subnormal numbers are zero, because flashinfer compiles with -use_fast_math. What a GPU may do differently:
-    compute capability below 8.0 uses 512 threads and so another order of sums; CUB of CUDA 12.5 and earlier may
-    sum a thread's four numbers in another order. Either can move the drawn token to its neighbour when the number
-    drawn is within rounding of a boundary; the counts cannot change.
+    Equal to `flashinfer.chain_speculative_sampling(..., deterministic=True)` in every output, bit for bit:
+    the sums follow its block reduction and block scan (CUB 3: pairs inside a thread and inside a warp, then
+    warp after warp), and subnormal numbers are zero, because flashinfer compiles with -use_fast_math. Two
+    set-ups may sum in another order: compute capability below 8.0 (512 threads) and CUB older than 3, which
+    was not read. There the last token can become its neighbour when the number drawn is within rounding of a
+    boundary; the counts cannot change.
 
-    A row without any mass to draw from (target <= draft everywhere, reachable only by rounding or by u = 1) gives
-    PADDING in place of the token. So does flashinfer 0.7.4; before it, the value is uninitialised shared memory.
+    A row without any mass to draw from (target <= draft everywhere, reachable only by rounding or by u = 1)
+    gives PADDING as its last token. So does flashinfer 0.7.4; before it the value is uninitialised memory.
 
     Args:
         draft_probs: [n, K, V] float32. K may be 0.
         draft_tokens: [n, K] int32 or int64, in [0, V).
         target_probs: [n, K+1, V] float32.
         seed, offset: an int, or an int64 tensor with one element or [n].
-        flashinfer: which kernel to equal, named by the first release read that behaves so: "0.6.4" (up to 0.7.0:
-            the releases that TensorRT-LLM pinned), "0.7.2" (a seed tensor may differ by row), "0.7.4" (`accepted`
-            no longer counts a second test of the rejected draft; the mass of a row is summed in another order).
+        flashinfer: which kernel to equal, named by the first release read that behaves so.
+            "0.6.4": up to 0.7.0. TensorRT-LLM asks for at least 0.6.4 and was seen to pin up to 0.6.18.
+            "0.7.2": a seed tensor may differ by row (before, its element 0 serves all rows).
+            "0.7.4": the second test of the rejected draft no longer counts (but uses up its number), and a
+                row's mass is summed in another order.
 
     Returns:
         output_tokens: [n, K+1] int32: the emitted drafts, the recovered or bonus token, then PADDING.
         accepted: [n] int32, 0 ... K: what flashinfer adds into its `output_accepted_token_num`.
-        emitted: [n] int32, 0 ... K: what it adds into its `output_emitted_draft_token_num`, buffers that are
+        emitted: [n] int32, 0 ... K: what it adds into its `output_emitted_draft_token_num`. Both buffers are
             zero unless the caller passes its own. TensorRT-LLM's `rejection_sampling_one_model` returns
             `emitted + 1`, the row's length with its last token, and drops `accepted`.
 
@@ -119,8 +123,8 @@ def rejection_reference(
         raise StageError(f"no flashinfer kernel {flashinfer!r}, choose one of {', '.join(KERNELS)}")
     n, num_drafts, vocab = _check_window(draft_tokens, "target_probs", target_probs, (torch.float32,))
     _check("draft_probs", draft_probs, (torch.float32,), (n, num_drafts, vocab), draft_tokens)
-    seeds = _row_seeds("seed", seed, n, kernel)
-    offsets = _row_seeds("offset", offset, n, kernel)
+    seeds = _row_seeds("seed", seed, draft_tokens, kernel)
+    offsets = _row_seeds("offset", offset, draft_tokens, kernel)
 
     rows = torch.arange(n, device=draft_tokens.device)
     uniforms = curand_uniform(curand_philox_words(seeds, rows, offsets, num_drafts + 2))
@@ -134,25 +138,18 @@ def rejection_reference(
 
     emitted = _prefix_length(passes(uniforms[:, :num_drafts]))
     positions = torch.arange(num_drafts, device=draft_tokens.device)
-    # Past the rejected draft's own number every position reads the next one.
-    counts_again = positions >= emitted.unsqueeze(1) + (0 if kernel.retests_rejected else 1)
-    accepted = emitted + (passes(uniforms[:, 1 : num_drafts + 1]) & counts_again).sum(1)
+    # From the rejected draft on, every position reads the number after its own: the rejection used one up.
+    counted = positions >= emitted.unsqueeze(1) + (0 if kernel.retests_rejected else 1)
+    accepted = emitted + (passes(uniforms[:, 1 : num_drafts + 1]) & counted).sum(1)
 
     rejected = emitted < num_drafts
     weights = _flush(target_probs[rows, emitted])
     if num_drafts:
         draft_row = _flush(draft_probs[rows, emitted.clamp(max=num_drafts - 1)])
         weights = torch.where(rejected.unsqueeze(1), _flush(weights - draft_row), weights)
-    weights = torch.where(weights > 0, weights, 0.0)  # the kernel's max(x, 0), which also drops NaN
+    weights = torch.where(weights > 0, weights, 0.0)  # as the kernel's max(x, 0), this also drops NaN
     last_token = _draw(weights, uniforms[rows, num_drafts + rejected.long()], kernel)
-
-    columns = torch.arange(num_drafts + 1, device=draft_tokens.device)
-    last = emitted.unsqueeze(1)
-    padded = torch.nn.functional.pad(draft_tokens.long(), (0, 1))
-    output = torch.where(
-        columns < last, padded, torch.where(columns == last, last_token.unsqueeze(1), PADDING)
-    )
-    return Rejection(output.int(), accepted.int(), emitted.int())
+    return Rejection(_window(draft_tokens, emitted, last_token, PADDING), accepted.int(), emitted.int())
 
 
 def strict_reference(draft_tokens: Tensor, target_tokens: Tensor) -> Acceptance:
@@ -180,20 +177,24 @@ def strict_reference(draft_tokens: Tensor, target_tokens: Tensor) -> Acceptance:
 
 
 def relaxed_reference(
-    draft_tokens: Tensor, target_scores: Tensor, top_k: int, delta: float | Tensor
+    draft_tokens: Tensor,
+    target_scores: Tensor,
+    top_k: int,
+    delta: float | Tensor,
 ) -> Acceptance:
-    """Relaxed acceptance: a draft is kept while it is one of the target's best and close enough to the best one.
+    """Relaxed acceptance: a draft is kept while it is among the target's best and close to the very best.
 
-    At each position the candidates are the `top_k` highest scores; a candidate is close enough if its score is not
-    below the best score minus delta, in float32. The first position whose draft is not accepted (or position K)
-    gives the target's best token, and the row ends there. Nothing is drawn: the rule is greedy.
+    At each position the candidates are the `top_k` highest scores; a candidate is close enough if its score
+    is not below the best score minus delta, in float32. The first position whose draft is not kept (or
+    position K) gives the target's best token, and the row ends there. Nothing is drawn: the rule is greedy.
 
-    Equal to TensorRT-LLM's `mtp_relaxed_acceptance_op`. Its workers feed it **softmax probabilities** (the variable
-    is called gen_logprobs, and comments speak of log-probability), so delta is a difference of probabilities
-    there; with log-probabilities as scores this function is the rule as the comments word it. Its delta is the
-    configured one while the request thinks and 0 otherwise. With 0 only the best token is accepted, and what ties
-    with it exactly. The update of that per-request delta after the step is not part of this function. Which of
-    several equal scores come first, or make the top k, is torch.topk's choice and may differ on a GPU.
+    Equal to TensorRT-LLM's `mtp_relaxed_acceptance_op`. Its worker feeds it **softmax probabilities**,
+    although the variable is called gen_logprobs and a comment speaks of log probability: delta is a
+    difference of probabilities. With log-probabilities as scores this function is the rule as the comment
+    words it. A request's delta is the configured one while it thinks and 0 otherwise. With 0 a draft is kept
+    if it is the best token, or one of the top k that ties with it exactly. The change of a request's delta
+    after the step is not part of this function. Among equal scores, which come first or make the top k is
+    torch.topk's choice and may differ on a GPU.
 
     Args:
         draft_tokens: [n, K] int32 or int64, in [0, V). K may be 0.
@@ -202,8 +203,8 @@ def relaxed_reference(
         delta: one number, or [n] float32.
 
     Returns:
-        tokens: [n, K+1] int32: the accepted drafts, the target's best token, then RELAXED_FILLER.
-        lengths: [n] int32, 1 + the number of accepted drafts.
+        tokens: [n, K+1] int32: the kept drafts, the target's best token, then RELAXED_FILLER.
+        lengths: [n] int32, 1 + the number of kept drafts.
 
     Raises:
         StageError: a shape, dtype, device or token id does not fit, or top_k is out of range.
@@ -217,22 +218,25 @@ def relaxed_reference(
 
     scores, candidates = torch.topk(target_scores, top_k, dim=-1)
     scores = scores.float()
-    close = scores >= scores[..., :1] - delta.view(n, 1, 1)
+    close = ~(scores[..., :1] - delta.view(n, 1, 1) > scores)
     close[..., 0] = True  # the kernel does not compare the best candidate with itself
-    hits = (close & (candidates == torch.nn.functional.pad(draft_tokens, (0, 1)).unsqueeze(-1))).any(-1)
-    kept = _prefix_length(hits[:, :num_drafts])
-
-    columns = torch.arange(num_drafts + 1, device=draft_tokens.device)
-    last = kept.unsqueeze(1)
-    padded = torch.nn.functional.pad(draft_tokens.long(), (0, 1))
-    best = candidates[..., 0]
-    tokens = torch.where(columns < last, padded, torch.where(columns == last, best, RELAXED_FILLER))
-    return Acceptance(tokens.int(), (1 + kept).int())
+    hits = close[:, :num_drafts] & (candidates[:, :num_drafts] == draft_tokens.unsqueeze(-1))
+    kept = _prefix_length(hits.any(-1))
+    best = candidates[..., 0].gather(1, kept.unsqueeze(1)).squeeze(1)
+    return Acceptance(_window(draft_tokens, kept, best, RELAXED_FILLER), (1 + kept).int())
 
 
 def _prefix_length(flags: Tensor) -> Tensor:
     """[n] int64: how many of [n, K] are True before the first False."""
     return flags.long().cumprod(1).sum(1)
+
+
+def _window(draft_tokens: Tensor, kept: Tensor, last_token: Tensor, filler: int) -> Tensor:
+    """[n, K+1] int32: the kept drafts of each row, its last token, then the filler."""
+    columns = torch.arange(draft_tokens.shape[1] + 1, device=draft_tokens.device)
+    end = kept.unsqueeze(1)
+    tail = torch.where(columns == end, last_token.unsqueeze(1), filler)
+    return torch.where(columns < end, pad(draft_tokens.long(), (0, 1)), tail).int()
 
 
 def _flush(x: Tensor) -> Tensor:
@@ -241,42 +245,44 @@ def _flush(x: Tensor) -> Tensor:
 
 
 def _draw(weights: Tensor, uniform: Tensor, kernel: _Kernel) -> Tensor:
-    """[n] int64: the kernel's inverse-CDF draw from [n, V] weights, tile by tile; PADDING where no weight is."""
+    """[n] int64: the kernel's inverse-CDF draw from [n, V] weights; PADDING where no weight is positive."""
     n, vocab = weights.shape
     vector = math.gcd(VECTOR, vocab)
-    num_tiles = -(-vocab // (THREADS * vector))
-    width = THREADS * vector
-    tiles = torch.nn.functional.pad(weights, (0, num_tiles * width - vocab))
-    tiles = tiles.view(n, num_tiles, THREADS, vector)
+    # A vocabulary smaller than a tile leaves threads idle. They add zeros, so whole idle warps are left out.
+    threads = min(THREADS, max(WARP, 1 << (vocab // vector - 1).bit_length()))
+    width = threads * vector
+    num_tiles = -(-vocab // width)
+    tiles = pad(weights, (0, num_tiles * width - vocab)).view(n, num_tiles, threads, vector)
 
     tile_sums = _block_sum(_sum_pairs(tiles))
     before = torch.zeros(n, num_tiles + 1, device=weights.device)
-    for tile in range(num_tiles):
-        before[:, tile + 1] = before[:, tile] + tile_sums[:, tile]
+    for index in range(num_tiles):
+        before[:, index + 1] = before[:, index] + tile_sums[:, index]
     if kernel.sums_by_tile:
         total = before[:, -1]
     else:
-        thread_sums = torch.zeros(n, THREADS, device=weights.device)
-        for tile in range(num_tiles):
+        thread_sums = torch.zeros(n, threads, device=weights.device)
+        for index in range(num_tiles):
             for lane in range(vector):
-                thread_sums = thread_sums + tiles[:, tile, :, lane]
+                thread_sums = thread_sums + tiles[:, index, :, lane]
         total = _block_sum(thread_sums)
     threshold = _flush(uniform * total)
 
-    # The scan stops at the first tile whose running sum exceeds the threshold, and looks for the token there.
+    # The kernel stops at the first tile whose running sum exceeds the threshold: the token is in there.
     exceeds = before[:, 1:] > threshold.unsqueeze(1)
-    tile = torch.where(exceeds.any(1), exceeds.long().argmax(1), num_tiles - 1)
+    found = exceeds.any(1)
+    tile = torch.where(found, exceeds.long().argmax(1), num_tiles - 1)
     rows = torch.arange(n, device=weights.device)
-    cdf = _inclusive_scan(tiles[rows, tile]) + before[rows, tile].view(n, 1, 1)
-    hit = ((cdf > threshold.view(n, 1, 1)) & (tiles[rows, tile] > 0)).flatten(1)
-    hit = hit & exceeds.any(1, keepdim=True)
-    token = tile * width + hit.long().argmax(1)
+    inside = tiles[rows, tile]
+    cdf = _inclusive_scan(inside) + before[rows, tile].view(n, 1, 1)
+    hits = ((cdf > threshold.view(n, 1, 1)) & (inside > 0)).flatten(1) & found.unsqueeze(1)
+    token = tile * width + hits.long().argmax(1)
 
     # By rounding the threshold may lie above every step of the CDF: then the last weight seen is taken.
     positions = torch.arange(num_tiles * width, device=weights.device)
     seen = (tiles.flatten(1) > 0) & (positions < ((tile + 1) * width).unsqueeze(1))
     last_seen = torch.where(seen, positions, PADDING).amax(1)
-    return torch.where(hit.any(1), token, last_seen)
+    return torch.where(hits.any(1), token, last_seen)
 
 
 def _sum_pairs(x: Tensor) -> Tensor:
@@ -287,30 +293,29 @@ def _sum_pairs(x: Tensor) -> Tensor:
 
 
 def _block_sum(x: Tensor) -> Tensor:
-    """Sum over the THREADS of a block as CUB's warp reductions do: pairs inside a warp, then warp after warp."""
-    warps = _sum_pairs(x.unflatten(-1, (THREADS // WARP, WARP)))
+    """Sum over the threads of a block as CUB does it: pairs inside a warp, then warp after warp."""
+    warps = _sum_pairs(x.unflatten(-1, (-1, WARP)))
     total = warps[..., 0]
-    for warp in range(1, THREADS // WARP):
+    for warp in range(1, warps.shape[-1]):
         total = total + warps[..., warp]
     return total
 
 
 def _inclusive_scan(x: Tensor) -> Tensor:
-    """Prefix sums over [n, THREADS, vector] in the order of flashinfer's deterministic block scan."""
+    """Prefix sums over [n, threads, vector] in the order of flashinfer's deterministic block scan."""
     prefix = [x[..., 0]]
     for lane in range(1, x.shape[-1]):
         prefix.append(prefix[-1] + x[..., lane])
-    before_thread, warp_sums = _exclusive_scan(prefix[-1].unflatten(-1, (THREADS // WARP, WARP)))
+    before_thread, warp_sums = _exclusive_scan(prefix[-1].unflatten(-1, (-1, WARP)))
     before_warp, _ = _exclusive_scan(warp_sums)
     before = (before_warp.unsqueeze(-1) + before_thread).flatten(-2)
     return before.unsqueeze(-1) + torch.stack(prefix, dim=-1)
 
 
 def _exclusive_scan(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Blelloch's scan over the last dimension, a power of two: the sums before each element, and the total."""
+    """Blelloch scan of the last dimension, a power of two: the sums before each element, and the total."""
     x = x.clone()
-    width = x.shape[-1]
-    strides = [1 << step for step in range(width.bit_length() - 1)]
+    strides = [1 << step for step in range(x.shape[-1].bit_length() - 1)]
     for stride in strides:
         x[..., 2 * stride - 1 :: 2 * stride] += x[..., stride - 1 :: 2 * stride]
     total = x[..., -1].clone()
@@ -323,37 +328,44 @@ def _exclusive_scan(x: Tensor) -> tuple[Tensor, Tensor]:
     return x, total
 
 
-def _row_seeds(name: str, value: int | Tensor, n: int, kernel: _Kernel) -> int | Tensor:
-    if isinstance(value, Tensor):
-        _check(name, value, (torch.int64,), (value.numel(),), value)
-        if value.numel() not in (1, n):
-            raise StageError(f"{name} must have one element or {n}, got {list(value.shape)}")
-        return value if kernel.per_row_seeds else value[:1]
-    return value
+def _row_seeds(name: str, value: int | Tensor, draft_tokens: Tensor, kernel: _Kernel) -> int | Tensor:
+    if not isinstance(value, Tensor):
+        return value
+    _check(name, value, (torch.int64,), (None,), draft_tokens)
+    if value.numel() not in (1, len(draft_tokens)):
+        raise StageError(f"{name} must have one element or {len(draft_tokens)}, got {value.numel()}")
+    return value if kernel.per_row_seeds else value[:1]
 
 
-def _check_window(draft_tokens: Tensor, name: str, target: Tensor, dtypes: tuple) -> tuple[int, int, int]:
-    """The checks of a window of drafts beside the target's [n, K+1, V]; returns n, K, V."""
+def _check_window(
+    draft_tokens: Tensor, name: str, target: Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[int, int, int]:
+    """Check a window of drafts beside the target's [n, K+1, V]; returns n, K, V."""
     _check("draft_tokens", draft_tokens, TOKEN_TYPES, (None, None), draft_tokens)
     n, num_drafts = draft_tokens.shape
     _check(name, target, dtypes, (n, num_drafts + 1, None), draft_tokens)
     vocab = target.shape[-1]
     if vocab == 0:
         raise StageError(f"{name} has an empty vocabulary")
-    outside = (draft_tokens < 0) | (draft_tokens >= vocab)
-    if outside.any():
-        row, column = outside.nonzero()[0].tolist()
+    outside = ((draft_tokens < 0) | (draft_tokens >= vocab)).nonzero()
+    if len(outside):
+        row, column = outside[0].tolist()
         token = draft_tokens[row, column].item()
         raise StageError(f"draft_tokens[{row}, {column}] is {token}, outside the vocabulary [0, {vocab})")
     return n, num_drafts, vocab
 
 
-def _check(name: str, tensor: Tensor, dtypes: tuple, shape: tuple, beside: Tensor) -> None:
+def _check(
+    name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], shape: tuple[int | None, ...], beside: Tensor
+) -> None:
     """Raise unless `tensor` has one of the dtypes, the shape (None: any size) and the device of `beside`."""
     if tensor.dtype not in dtypes:
         raise StageError(f"{name} must be {' or '.join(str(d) for d in dtypes)}, got {tensor.dtype}")
-    if tensor.dim() != len(shape) or any(w not in (None, g) for w, g in zip(shape, tensor.shape)):
-        wanted = ", ".join("any" if w is None else str(w) for w in shape)
+    fits = tensor.dim() == len(shape) and all(
+        wanted in (None, size) for wanted, size in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise StageError(f"{name} must be [{wanted}], got {list(tensor.shape)}")
     if tensor.device != beside.device:
         raise StageError(f"{name} is on {tensor.device}, the other arguments on {beside.device}")
