@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format replay clean
+.PHONY: help demo test lint format replay formats check apply status diff export revert conform clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,34 @@ format: $(READY) ## rewrite the code the way `lint` wants it
 
 replay: $(READY) ## replay report #17437 and print the verdict; ARGS="--json FILE" writes the figures
 	@$(RUN) -m scripts.replay $(ARGS)
+
+formats: $(READY) ## size and compile time of every built-in format
+	@$(RUN) -m scripts.formats $(ARGS)
+
+check: need-tree $(READY) ## say which patches fit TRTLLM=<checkout or site-packages>
+	@$(RUN) -m scripts.installer check "$(TRTLLM)" $(ARGS)
+
+apply: need-tree $(READY) ## put the overlay and the patches into TRTLLM=…
+	@$(RUN) -m scripts.installer apply "$(TRTLLM)" $(ARGS)
+
+status: need-tree $(READY) ## what is applied to TRTLLM=…, and whether it still matches
+	@$(RUN) -m scripts.installer status "$(TRTLLM)" $(ARGS)
+
+diff: need-tree $(READY) ## the unified diff that apply makes
+	@$(RUN) -m scripts.installer diff "$(TRTLLM)" $(ARGS)
+
+export: need-tree $(READY) ## write `git am` patches for TRTLLM=… into DIR=<folder>
+	@$(RUN) -m scripts.installer export "$(TRTLLM)" "$(DIR)" $(ARGS)
+
+revert: need-tree $(READY) ## take everything out of TRTLLM=… again, byte for byte
+	@$(RUN) -m scripts.installer revert "$(TRTLLM)" $(ARGS)
+
+conform: need-tree $(READY) ## compare TRTLLM=… with the facts that the patches rely on
+	@$(RUN) -m scripts.conform "$(TRTLLM)" $(ARGS)
+
+.PHONY: need-tree
+need-tree:
+	@test -n "$(TRTLLM)" || { echo "say where TensorRT-LLM is: make <target> TRTLLM=<checkout or site-packages>"; exit 2; }
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
