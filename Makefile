@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format replay formats check apply status diff export revert conform clean
+.PHONY: help demo test lint format replay formats check apply status diff export revert check-series bench-apply conform clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(READY) ## real Harmony streams lose tool calls under speculation, and keep them with the stage
 	@$(RUN) -m scripts.demo $(ARGS)
@@ -47,6 +47,12 @@ export: need-tree $(READY) ## write `git am` patches for TRTLLM=… into DIR=<fo
 
 revert: need-tree $(READY) ## take everything out of TRTLLM=… again, byte for byte
 	@$(RUN) -m scripts.installer revert "$(TRTLLM)" $(ARGS)
+
+check-series: $(READY) ## run every patch rule's own cases
+	@$(RUN) -m scripts.installer check-series $(ARGS)
+
+bench-apply: $(READY) ## time check and apply on a tree of 20,000 files against git status
+	@$(RUN) -m scripts.bench_apply --tree tests/upstream/w13b $(ARGS)
 
 conform: need-tree $(READY) ## compare TRTLLM=… with the facts that the patches rely on
 	@$(RUN) -m scripts.conform "$(TRTLLM)" $(ARGS)
