@@ -372,3 +372,16 @@ def test_the_device_decides_under_overlap_what_the_host_will(active):
 def test_the_fused_step_is_declined_while_the_stage_is_on(active):
     active()
     assert hooks.veto_fused(WORKER) is True
+
+
+def test_the_counters_are_logged_every_so_many_steps(active, caplog):
+    active(report_every=2)
+    caplog.set_level("INFO", logger="structured_commit")
+    for _ in range(4):
+        hooks.bind(metadata(), [request(1, [TURN, OPEN], 1, context=True)])
+        tokens, counts = window([[END]], 1)
+        hooks.commit_strict(WORKER, tokens, counts, favouring(B, 1), 1, 1, metadata())
+    lines = [r.message for r in caplog.records if "counters" in r.message]
+    assert len(lines) == 1  # the first report only starts the copy that the second one shows
+    assert "windows=1 " in lines[0]
+    assert "repaired=1 " in lines[0]

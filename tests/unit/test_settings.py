@@ -35,6 +35,7 @@ def test_a_value_is_read(value, expected):
         ({"check": 1}, "field 'check' must be bool"),
         ({"repair_rows": 0}, "repair_rows is 0"),
         ({"seed": -1}, "seed -1"),
+        ({"report_every": -1}, "report_every is -1"),
         ("{policy", "not valid JSON"),
         (3, "not int"),
     ],

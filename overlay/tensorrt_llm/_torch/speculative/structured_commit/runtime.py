@@ -43,6 +43,7 @@ class Runtime:
         self.stage: CommitStage | None = None
         self.rows: Tensor | None = None
         self.aside: Counter[str] = Counter()
+        self._report_every = self._steps = 0
 
     def build(self, value: object, folder: str | os.PathLike | None, rank: int, serves: bool) -> None:
         """Build the stage of this process from its configured value, replacing an earlier one.
@@ -65,6 +66,7 @@ class Runtime:
         stage = CommitStage(table, settings.commit_config, num_slots=NUM_SLOTS, max_window=MAX_WINDOW, device=device)
         self.rows = torch.full((NUM_SLOTS,), NUM_SLOTS, dtype=torch.int64, device=device)
         self.stage = stage
+        self._report_every = settings.report_every
         log.info(
             f"structured_commit active: format={name} states={table.num_states} classes={table.num_classes} "
             f"policy={settings.policy} vocabulary={table.vocab_size} device={device} rank={rank}"
@@ -100,8 +102,20 @@ class Runtime:
                 owners.append(owner)
                 tokens.append(request.get_tokens(0))
                 tracked.append(not ignores_end(request))
+        self._report()
         stage.bind(slots, tokens, owners=owners, in_context=[True] * len(slots), tracked=tracked)
         self.write_rows(rows)
+
+    def _report(self) -> None:
+        """Every `report_every` steps, log the counters whose copy was started at the last report."""
+        self._steps += 1
+        if not self._report_every or self._steps % self._report_every:
+            return
+        values = self.stage.counter_reader.read()
+        if values is not None:
+            shown = " ".join(f"{name}={value}" for name, value in values.items())
+            log.info(f"structured_commit counters: {shown} aside={sum(self.aside.values())}")
+        self.stage.counter_reader.start()
 
     def write_rows(self, rows: list[int]) -> None:
         """Set the slots of the first rows; all others get none."""

@@ -26,6 +26,7 @@ class Settings:
         policy: see `Policy`.
         format: a built-in format's name, a path to a format file, or `auto` (from the checkpoint's model type).
         max_repairs, repair_rows, seed, check: see `CommitConfig`.
+        report_every: log the counters every so many steps; 0 = never.
         cache_dir: where compiled tables are kept; None = a folder under the user's cache folder.
         checkpoint: folder of the checkpoint, if the one the server was given is not a local folder.
     """
@@ -36,6 +37,7 @@ class Settings:
     repair_rows: int = 8
     seed: int = 0
     check: bool = False
+    report_every: int = 10_000
     cache_dir: str | None = None
     checkpoint: str | None = None
 
@@ -82,6 +84,8 @@ def parse_settings(value: object) -> Settings | None:
         if not _fits(given, kinds[key]):
             raise StageError(f"structured_commit: field {key!r} must be {kinds[key]}, not {given!r}")
     settings = Settings(**value)
+    if settings.report_every < 0:
+        raise StageError(f"structured_commit: report_every is {settings.report_every}; it must be 0 or more")
     config = settings.commit_config  # refuses an unknown policy and values out of range
     known = [AUTO, *format_names()]
     if settings.format not in known and not settings.format.endswith(".json"):

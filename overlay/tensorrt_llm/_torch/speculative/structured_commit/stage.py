@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import repair
 from .checks import check_bindings, check_shapes, check_values
+from .counters import CounterReader
 from .errors import StageError
 from .policy import COUNTERS, CommitConfig, Event, Policy
 from .table import IN_BLOCK, IN_HEADER, UNTRACKED, StructureTable
@@ -61,6 +62,7 @@ class CommitStage:
         steps: [N + 1] int64, commits per slot so far, the counter of its random stream.
         repairs: [N + 1] int32, repairs of the request in each slot.
         counters: [len(COUNTERS)] int64 totals, in the order of `COUNTERS`; rows without a slot are not counted.
+        counter_reader: copies them out without waiting.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class CommitStage:
         self.steps = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self.repairs = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self.counters = torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)
+        self.counter_reader = CounterReader(self.counters)
         self._owners: dict[int, Hashable] = {}
         self._class_legal = self.table.transitions >= 0
         self._class_index = self.table.token_class.long()
@@ -222,7 +225,7 @@ class CommitStage:
         return output.events
 
     def read_counters(self) -> dict[str, int]:
-        """The counters by name. Waits for the device; see `counters` for a copy that does not."""
+        """The counters by name. Waits for the device; `counter_reader` does not."""
         return dict(zip(COUNTERS, self.counters.tolist(), strict=True))
 
     def _read(self, tokens: Tensor, lengths: Tensor, slot: Tensor) -> _Window:
