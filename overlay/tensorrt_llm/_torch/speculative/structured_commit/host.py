@@ -46,6 +46,11 @@ class HostTwin:
             return -1 if 0 < state < self.ended else state
         return self._next[state][self._class[token]]
 
+    def let_through(self, token: int) -> int:
+        """The state after `token` was committed although it is illegal: stray, or ended by a terminal."""
+        following = self.step(self.stray, token)
+        return following if following >= 0 else self.stray
+
     def walk(self, tokens: Sequence[int], state: int | None = None) -> Walk:
         """Take `tokens` from `state` (the start of a turn if None) up to the first one that does not fit."""
         at = self.start if state is None else state

@@ -40,7 +40,9 @@ class CommitOutput(NamedTuple):
 class _Window(NamedTuple):
     """The window read against the automaton, before any policy. B rows, W columns."""
 
-    state: Tensor  # [W + 1, B] int64, state before each column and after the last; stray after an illegal token
+    state: (
+        Tensor  # [W + 1, B] int64, state before each column and after the last; stray, or ended, after an illegal token
+    )
     length: Tensor  # [B] int64, clamped to [1, W]
     end: Tensor  # [B] int64, columns up to and including the first terminal, `length` if there is none
     illegal: Tensor  # [B] int64, the first illegal column, W if there is none
@@ -236,6 +238,7 @@ class CommitStage:
         inside = column < length[:, None]
         known = (tokens >= 0) & (tokens < table.vocab_size)
         token_class = self._class_index[torch.where(inside & known, tokens, 0)]
+        from_stray = table.transitions[table.stray].long()
         state = self.state[slot].long()
         path = [state]
         illegal, terminal = [], []
@@ -245,7 +248,8 @@ class CommitStage:
             follow = torch.where(known[:, i], follow, torch.where(tracked, -1, state))
             follow = torch.where(inside[:, i], follow, state)
             illegal.append(follow < 0)
-            follow = torch.where(follow < 0, table.stray, follow)
+            let_through = torch.where(known[:, i], from_stray[token_class[:, i]], table.stray)
+            follow = torch.where(follow < 0, let_through, follow)
             terminal.append((follow == table.ended) & (state != table.ended))
             state = follow
             path.append(state)
@@ -283,8 +287,9 @@ class CommitStage:
         lets_through = has_illegal & spent
         legal_end = torch.where(has_illegal & ~spent, at, window.end)
         legal_end = torch.where(after_end, 1, legal_end)
-        postponed, postponed_event = self._postponed(window, legal_end)
-        mends = has_illegal & ~spent & (postponed == legal_end)
+        limit, postponed_event = self._limit(window, legal_end)
+        postponed = torch.minimum(limit, legal_end)
+        mends = has_illegal & ~spent & (limit > at)
 
         before = window.state.gather(0, at.clamp(max=width)[None])[0]
         replacement = table.escape_token[before]
@@ -313,26 +318,25 @@ class CommitStage:
         events |= _flag(redrawn & (mended_state == table.ended), Event.ENDED)
         events |= _flag(mends | lets_through, Event.ILLEGAL) | _flag(lets_through, Event.UNTRACKED)
         events |= _flag(redrawn, Event.REPAIRED) | _flag(cut, Event.CUT) | _flag(escaped, Event.ESCAPED)
-        events |= _flag(postponed < legal_end, postponed_event)
+        events |= _flag((postponed < legal_end) | (has_illegal & ~spent & ~mends), postponed_event)
         cuts = {"trimmed": trimmed, postponed_event.name.lower(): legal_end - postponed}
         return CommitOutput(_padded(changed, kept), kept.to(torch.int32), events), final, cuts
 
-    def _postponed(self, window: _Window, legal_end: Tensor) -> tuple[Tensor, Event]:
-        """How many of the first `legal_end` columns `gate` or `rollback` let pass, and the event that says so."""
+    def _limit(self, window: _Window, legal_end: Tensor) -> tuple[Tensor, Event]:
+        """How many columns `gate` or `rollback` let pass (W + 1 = no limit), and the event of a row that is held."""
         width = window.state.shape[0] - 1
         column = torch.arange(width, device=legal_end.device)
         if self.config.policy is Policy.GATE:
             header = self._in_header[window.state]
             first = _first(header[1:].T & (column < legal_end[:, None]), width)
-            kept = torch.where(header[0], 1, torch.where(first < width, first + 1, legal_end))
-            return torch.minimum(kept, legal_end), Event.GATED
+            return torch.where(header[0], 1, torch.where(first < width, first + 1, width + 1)), Event.GATED
         if self.config.policy is Policy.ROLLBACK:
             is_open = self._open[window.state]
             opens = ~is_open[:-1].T & is_open[1:].T & (column < legal_end[:, None])
             last = torch.where(opens, column, 0).amax(dim=1)
             still_open = is_open.gather(0, legal_end[None])[0]
-            return torch.where(still_open & (last > 0), last, legal_end), Event.ROLLED_BACK
-        return legal_end, Event.GATED
+            return torch.where(still_open & (last > 0), last, width + 1), Event.ROLLED_BACK
+        return torch.full_like(legal_end, width + 1), Event.GATED
 
     def _redraw(self, rows: Tensor, slot: Tensor, window: _Window, given: repair.Distribution) -> tuple[Tensor, Tensor]:
         """Replacement for the first illegal token of `rows` [R]: (tokens [R] int32, without legal mass [R] bool)."""

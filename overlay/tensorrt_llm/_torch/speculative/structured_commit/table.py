@@ -6,7 +6,7 @@ Python. It knows nothing of policies, windows or slots.
 
 States: 0 is *untracked* (everything is legal, it loops); 1 … S−1 are the format's; two more follow in
 `transitions`: `ended` (a terminal was committed; nothing belongs here) and `stray` (an illegal token was let
-through: everything is legal, a terminal still ends the turn).
+through: everything is legal, a terminal still ends the turn). A token that is let through acts as it does in `stray`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _state(request) -> int:
     else:
         for token in tokens[seen:]:
             following = host.step(state, token)
-            state = host.stray if following < 0 else following
+            state = host.let_through(token) if following < 0 else following
     request.py_structured_commit = (state, len(tokens))
     return state
 
