@@ -1,0 +1,503 @@
+"""Harmony against OpenAI's own parser, in both directions, over thousands of generated turns.
+
+`Generator` writes well-formed turns with the messages it means and damages some of them token by token. What the
+format accepts, the strict parser must read as the same messages; what the parser reads, the format must accept.
+Every exception is a named case below: a predicate, its reason, and the demand that it really occurs.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import openai_harmony
+import pytest
+
+from scripts.vocabularies import HARMONY_CONTROLS, harmony_encoding
+from tests.support.streams import compiled, is_turn, spell
+
+CHANNELS = ("analysis", "commentary", "final")
+TERMINALS = ("<|return|>", "<|call|>", "<|endoftext|>")
+STOPS = ("<|return|>", "<|call|>", "<|end|>")
+CONTROL = {name: token for name, token in HARMONY_CONTROLS.items() if name != "<|endofprompt|>"}
+NAMES = {token: name for name, token in CONTROL.items()}
+WELL_FORMED, DAMAGED = 2000, 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message as a server hands it on. `content_type` as in the header, less `<|constrain|>`."""
+
+    channel: str | None
+    recipient: str | None
+    content_type: str | None
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Ids of a turn with its last terminal, and the messages meant."""
+
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...]
+
+
+class Generator:
+    """Turns from a seed: same seed, same turns."""
+
+    def __init__(self, seed: int) -> None:
+        self.choose = random.Random(seed)
+        self.table, self.chat = compiled("harmony")
+
+    def turn(self) -> Turn:
+        choice = self.choose
+        kinds = choice.choices(
+            [self.thought, self.preamble, self.call, self.built_in], (4, 1, 4, 1), k=choice.randint(0, 3)
+        )
+        if not kinds or choice.random() < 0.5:
+            kinds.append(choice.choice([self.answer, self.structured]))
+        ids: list[int] = []
+        messages = []
+        for kind in kinds:
+            if ids:
+                ids += [CONTROL["<|end|>"], CONTROL["<|start|>"], *self.text("assistant")]
+            header, message = kind()
+            ids += [*self.chat.encode(header), CONTROL["<|message|>"], *self.text(message.body)]
+            messages.append(message)
+        ending = choice.choice([*TERMINALS, "<|end|>", None])
+        if ending:
+            ids.append(CONTROL[ending])
+        return Turn(tuple(ids), tuple(messages))
+
+    def damaged(self) -> tuple[int, ...]:
+        """A turn with one to three tokens deleted, doubled, swapped or replaced."""
+        choice = self.choose
+        ids = list(self.turn().ids)
+        for _ in range(choice.randint(1, 3)):
+            structural = [i for i, t in enumerate(ids) if t in NAMES]
+            where = structural if structural and choice.random() < 0.6 else range(len(ids))
+            if not where:
+                break
+            at = choice.choice(where)
+            kind = choice.randrange(6)
+            if kind == 0:
+                del ids[at]
+            elif kind == 1:
+                ids.insert(at, ids[at])
+            elif kind == 2 and at:
+                ids[at - 1], ids[at] = ids[at], ids[at - 1]
+            elif kind == 3:
+                ids[at] = CONTROL[choice.choice(list(CONTROL))]
+            elif kind == 4:
+                ids.insert(at, CONTROL[choice.choice(list(CONTROL))])
+            else:
+                words = (
+                    " ",
+                    "x",
+                    "}",
+                    " <",
+                    "to=functions.",
+                    "to=functions.g",
+                    " json",
+                    "final",
+                    "user",
+                    "\n",
+                    " to=functions.g",
+                    " x",
+                    "to=",
+                )
+                ids[at:at] = self.text(choice.choice(words))
+        return tuple(ids)
+
+    def text(self, text: str) -> list[int]:
+        """`text` as ordinary tokens in a random spelling, also where it is spelled like a control token."""
+        how = self.choose.choice(("bpe", "bpe", "bpe", "bytes", "longest", "random"))
+        if how == "bpe":
+            return [i for part in _split(text) for i in self.chat.encode(part)]
+        return [i for part in _split(text) for i in spell(self.chat, part, how, self.choose.randrange(1000))]
+
+    def body(self) -> str:
+        words = (
+            "Blue",
+            " sky",
+            "\n\n",
+            "é",
+            "空",
+            "🌤️",
+            " {",
+            "}",
+            '"',
+            "<|end|>",
+            "<|start|>assistant",
+            "<",
+            " to=functions.f",
+            "",
+        )
+        return "".join(self.choose.choices(words, k=self.choose.randint(0, 6)))
+
+    def object(self) -> str:
+        return self.choose.choice(
+            (
+                "{}",
+                '{"x":1}',
+                ' {\n "x": "}"\n}\n',
+                '{"s":"<|end|>","t":"空"}',
+                '{"a":{"b":[1,{}]}}',
+                "",
+                " ",
+                '{"x":"\\"{"}',
+            )
+        )
+
+    def blank(self, least: int = 0) -> str:
+        return "".join(
+            self.choose.choices((" ", " ", " ", "\n", "\t"), k=max(least, self.choose.choice((0, 1, 1, 1, 2))))
+        )
+
+    def content_type(self, name: str) -> tuple[str, str | None]:
+        return self.choose.choice(
+            ((f"{self.blank()}<|constrain|>{name}", name), (f"{self.blank(1)}{name}", name), ("", None))
+        )
+
+    def thought(self) -> tuple[str, Message]:
+        return f"{self.blank()}<|channel|>analysis{self.blank()}", Message("analysis", None, None, self.body())
+
+    def preamble(self) -> tuple[str, Message]:
+        return f"<|channel|>commentary{self.blank()}", Message("commentary", None, None, self.body())
+
+    def answer(self) -> tuple[str, Message]:
+        return f"<|channel|>final{self.blank()}", Message("final", None, None, self.body())
+
+    def structured(self) -> tuple[str, Message]:
+        written, named = self.content_type(self.choose.choice(("json", "json", "schema")))
+        return f"<|channel|>final{written}{self.blank()}", Message("final", None, named, self.body())
+
+    def call(self) -> tuple[str, Message]:
+        name = self.choose.choice(("f", "get_weather", "a.b-c", "ü", "toto", "json"))
+        return self._addressed("functions." + name, "json", self.object())
+
+    def built_in(self) -> tuple[str, Message]:
+        name = self.choose.choice(("python", "browser.search", "browser.open", "functions", "fun", "to=x"))
+        return self._addressed(name, "code", self.body())
+
+    def _addressed(self, recipient: str, kind: str, body: str) -> tuple[str, Message]:
+        channel = self.choose.choice(("commentary", "commentary", "analysis"))
+        written, named = self.content_type(kind)
+        if self.choose.random() < 0.5:
+            header = f"<|channel|>{channel}{self.blank(1)}to={recipient}{written}"
+        else:
+            header = f"{self.blank(1)}to={recipient}<|channel|>{channel}{written}"
+        return header + self.blank(), Message(channel, recipient, named, body)
+
+
+def _split(text: str) -> list[str]:
+    """Parts of `text` none of which is spelled like a whole control token."""
+    return re.split(r"(?<=<)(?=\|)", text) if "<|" in text else [text]
+
+
+@cache
+def turns() -> tuple[Turn, ...]:
+    generator = Generator(17437)
+    return tuple(generator.turn() for _ in range(WELL_FORMED))
+
+
+@cache
+def streams() -> tuple[tuple[int, ...], ...]:
+    generator = Generator(16377)
+    return tuple(generator.damaged() for _ in range(DAMAGED)) + tuple(t.ids for t in turns())
+
+
+@cache
+def parse(ids: tuple[int, ...]) -> list[openai_harmony.Message] | None:
+    """What the strict parser reads, or None where it refuses."""
+    try:
+        return harmony_encoding().parse_messages_from_completion_tokens(
+            list(ids), role=openai_harmony.Role.ASSISTANT, strict=True
+        )
+    except openai_harmony.HarmonyError:
+        return None
+
+
+@cache
+def accepted(ids: tuple[int, ...]) -> bool:
+    return is_turn(compiled("harmony")[0], list(ids))
+
+
+def handed_on(messages: list[openai_harmony.Message]) -> tuple[Message, ...]:
+    """Parsed messages in the words of this test."""
+    return tuple(
+        Message(
+            m.channel,
+            m.recipient,
+            m.content_type and m.content_type.removeprefix("<|constrain|>"),
+            "".join(c.text for c in m.content),
+        )
+        for m in messages
+    )
+
+
+def read(ids: tuple[int, ...]) -> tuple[Message, ...]:
+    """Our own reading of an accepted turn, from the grammar of a header."""
+    chat = compiled("harmony")[1]
+    ids = ids[:-1] if NAMES.get(ids[-1]) in TERMINALS else ids
+    found = []
+    header, body, in_body = [], [], False
+    for token in (*ids, CONTROL["<|end|>"]):
+        if token == CONTROL["<|end|>"]:
+            if in_body:
+                found.append(_message(header, body))
+            header, body, in_body = [], [], False
+        elif token == CONTROL["<|message|>"]:
+            in_body = True
+        elif in_body:
+            body.append(chat.vocabulary.texts.get(token) or chat.spell(token).encode())
+        elif token != CONTROL["<|start|>"]:
+            header.append(NAMES[token].encode() if token in NAMES else chat.vocabulary.texts[token])
+    return tuple(found)
+
+
+_HEADER = re.compile(
+    r"(?:assistant)?\s*(?:to=(?P<first>[^\s<]+))?<\|channel\|>(?P<channel>[a-z]+)"
+    r"(?:\s+to=(?P<then>[^\s<]+))?(?:\s*<\|constrain\|>(?P<type>[^\s<]+)|\s+(?P<word>[^\s<]+))?\s*"
+)
+
+
+def _message(header: list[bytes], body: list[bytes]) -> Message:
+    match = _HEADER.fullmatch(b"".join(header).decode("utf-8", "replace"))
+    assert match, f"accepted header {b''.join(header)!r} has another shape than the grammar's"
+    parts = match.groupdict()
+    return Message(
+        parts["channel"],
+        parts["first"] or parts["then"],
+        parts["type"] or parts["word"],
+        b"".join(body).decode("utf-8", "replace"),
+    )
+
+
+# -- what the format accepts and the parser refuses or reads otherwise -------------------------------------------
+
+
+def terminal_after_a_closed_message(ids: tuple[int, ...]) -> bool:
+    """The parser wants <|start|> after <|end|>; real output sometimes ends there, and nothing is lost by it."""
+    return len(ids) > 1 and ids[-2] == CONTROL["<|end|>"] and NAMES.get(ids[-1]) in TERMINALS
+
+
+def end_of_text_is_text(ids: tuple[int, ...]) -> bool:
+    """<|endoftext|> ends a turn for the engine; the parser, which never sees it in service, reads it as text."""
+    return ids[-1] == CONTROL["<|endoftext|>"]
+
+
+def content_type_without_recipient(ids: tuple[int, ...]) -> bool:
+    """`final <|constrain|>json`: the parser reports the content type as the recipient; servers put it right."""
+    return any(m.recipient is None and m.content_type for m in read(ids))
+
+
+ACCEPTED_ALONE: tuple[Callable[[tuple[int, ...]], bool], ...] = (
+    terminal_after_a_closed_message,
+    end_of_text_is_text,
+    content_type_without_recipient,
+)
+
+
+# -- what the parser reads and the format refuses ----------------------------------------------------------------
+
+
+def _segments(ids: tuple[int, ...]) -> list[tuple[list[int], list[int] | None]]:
+    """Header and body of each message as the parser cuts them; the body is None where no <|message|> follows."""
+    found, header, body = [], [], None
+    for token in ids:
+        if body is None and token == CONTROL["<|message|>"]:
+            body = []
+        elif body is not None and NAMES.get(token) in STOPS:
+            found.append((header, body))
+            header, body = [], None
+        else:
+            (header if body is None else body).append(token)
+    if header or body is not None:
+        found.append((header, body))
+    return found
+
+
+def messages_after_a_terminal(ids: tuple[int, ...]) -> bool:
+    """The parser goes on after <|return|> or <|call|>; the engine has stopped there (and I2 says it must)."""
+    segments, at = _segments(ids), 0
+    for header, body in segments[:-1]:
+        at += len(header) + len(body or ()) + 2
+        if NAMES.get(ids[at - 1]) in ("<|return|>", "<|call|>"):
+            return True
+    return False
+
+
+def control_token_in_a_body(ids: tuple[int, ...]) -> bool:
+    """The parser reads <|start|>, <|channel|>, <|message|>, <|constrain|> in a body as text: a lost message."""
+    named = {CONTROL[n] for n in ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")}
+    return any(named & set(body or ()) for _, body in _segments(ids))
+
+
+def end_of_text_before_the_end(ids: tuple[int, ...]) -> bool:
+    """The parser reads <|endoftext|> in a body as text and goes on; the engine stops there."""
+    return CONTROL["<|endoftext|>"] in ids[:-1] or (ids[-1] == CONTROL["<|endoftext|>"] and open_object(ids[:-1]))
+
+
+def stop_token_in_a_header(ids: tuple[int, ...]) -> bool:
+    """The parser reads a stop token before <|message|> as part of a name: `to=functions.f<|end|>`, a lost call."""
+    stops = {CONTROL[n] for n in (*STOPS, "<|endoftext|>")}
+    return any(stops & set(header) for header, body in _segments(ids) if body is not None)
+
+
+def second_channel_or_start_in_a_header(ids: tuple[int, ...]) -> bool:
+    """The parser takes the last <|channel|> and reads what stood before it as a recipient."""
+    for i, (header, _) in enumerate(_segments(ids)):
+        starts = header.count(CONTROL["<|start|>"]) - (i > 0)
+        if header.count(CONTROL["<|channel|>"]) > 1 or starts > 0:
+            return True
+    return False
+
+
+def special_token_in_a_header(ids: tuple[int, ...]) -> bool:
+    """The parser reads any other special token in a header as part of a name."""
+    return any(CONTROL["<|startoftext|>"] in header for header, _ in _segments(ids))
+
+
+def _headers(ids: tuple[int, ...]) -> list[str]:
+    chat = compiled("harmony")[1]
+    parts = []
+    for header, _ in _segments(ids):
+        spelled = b"".join(NAMES[t].encode() if t in NAMES else chat.vocabulary.texts[t] for t in header)
+        parts.append(spelled.decode("utf-8", "replace").removeprefix("<|start|>").removeprefix("assistant"))
+    return parts
+
+
+def no_channel(ids: tuple[int, ...]) -> bool:
+    """A header without <|channel|>: the parser reads a message of no channel, which servers drop."""
+    return any("<|channel|>" not in header for header in _headers(ids))
+
+
+def unknown_channel(ids: tuple[int, ...]) -> bool:
+    """A channel that is none of the three: the parser passes the name on, servers drop the message."""
+    names = [
+        re.split(r"[\s<]", header.split("<|channel|>", 1)[1])[0] for header in _headers(ids) if "<|channel|>" in header
+    ]
+    return any(name not in CHANNELS for name in names)
+
+
+def another_role(ids: tuple[int, ...]) -> bool:
+    """<|start|> with another role: the parser reads a message that no assistant may write."""
+    return any(m.author.role != openai_harmony.Role.ASSISTANT for m in parse(ids) or ())
+
+
+def words_before_the_channel(ids: tuple[int, ...]) -> bool:
+    """Text before <|channel|> that is no `to=` recipient: the parser takes a word for one, two for one and a type."""
+    return any(
+        "<|channel|>" in header and not re.fullmatch(r"\s*(to=[^\s<]+)?", header.split("<|channel|>", 1)[0])
+        for header in _headers(ids)
+    )
+
+
+def constrain_without_a_name(ids: tuple[int, ...]) -> bool:
+    """<|constrain|> with nothing or a blank after it: the parser takes the bare token for the type."""
+    return any(re.search(r"<\|constrain\|>(?=[\s<]|$)", header) for header in _headers(ids))
+
+
+def two_content_types(ids: tuple[int, ...]) -> bool:
+    """Two words after the channel or two <|constrain|>: the parser reads the first as a recipient."""
+    for header in _headers(ids):
+        _, _, after = header.partition("<|channel|>")
+        words = re.findall(r"<\|constrain\|>[^\s<]*|[^\s<]+", after)
+        if len([w for w in words[1:] if not w.startswith("to=")]) > 1:
+            return True
+    return False
+
+
+def angle_bracket_in_a_name(ids: tuple[int, ...]) -> bool:
+    """A `<` in a name or a stray word of a header: the parser takes it; markers spelled as text begin with it."""
+    return any("<" in re.sub(r"<\|[a-z]+\|>", "", header) for header in _headers(ids))
+
+
+def recipient_without_a_name(ids: tuple[int, ...]) -> bool:
+    """`to=` or `to=functions.` with nothing behind it, or a second `to=` read as the content type."""
+    return any(
+        re.search(r"to=(functions\.)?(?=[\s<]|$)", header)
+        or (header.count("to=") > 1 and header.count("functions.") > 1)
+        for header in _headers(ids)
+    )
+
+
+def open_object(ids: tuple[int, ...]) -> bool:
+    """A JSON call whose object is not closed: the parser delivers the piece, and the call is lost."""
+    for message in handed_on(parse(ids) or []):
+        recipient = message.recipient or ""
+        if recipient.startswith("functions.") and message.content_type in (None, "json"):
+            body = message.body.strip(" \t\r\n")
+            if body and not body.endswith("}"):
+                return True
+    return False
+
+
+REFUSED_ALONE: tuple[Callable[[tuple[int, ...]], bool], ...] = (
+    messages_after_a_terminal,
+    control_token_in_a_body,
+    end_of_text_before_the_end,
+    stop_token_in_a_header,
+    second_channel_or_start_in_a_header,
+    special_token_in_a_header,
+    another_role,
+    no_channel,
+    unknown_channel,
+    words_before_the_channel,
+    constrain_without_a_name,
+    two_content_types,
+    angle_bracket_in_a_name,
+    recipient_without_a_name,
+    open_object,
+)
+
+
+def test_generated_turns_are_accepted_and_parsed_as_meant():
+    for turn in turns():
+        assert accepted(turn.ids)
+        assert read(turn.ids) == turn.messages
+        if not any(named(turn.ids) for named in ACCEPTED_ALONE):
+            assert handed_on(parse(turn.ids)) == turn.messages
+
+
+def test_what_the_format_accepts_the_parser_reads_as_the_same_messages():
+    cases = Counter()
+    agreed = 0
+    for ids in streams():
+        if not ids or not accepted(ids):
+            continue
+        messages = parse(ids)
+        if messages is not None and handed_on(messages) == read(ids):
+            agreed += 1
+            continue
+        named = [case.__name__ for case in ACCEPTED_ALONE if case(ids)]
+        assert named, f"the parser reads {compiled('harmony')[1].vocabulary, ids} otherwise: {messages}"
+        cases.update(named)
+    assert agreed > 1500
+    assert set(cases) == {case.__name__ for case in ACCEPTED_ALONE}
+
+
+def test_what_the_parser_reads_the_format_accepts_but_for_named_cases():
+    cases = Counter()
+    agreed = 0
+    for ids in streams():
+        if parse(ids) is None:
+            continue
+        if accepted(ids):
+            agreed += 1
+            continue
+        named = [case.__name__ for case in REFUSED_ALONE if case(ids)]
+        assert named, f"refused, but read: {''.join(map(compiled('harmony')[1].spell, ids))!r}"
+        cases.update(named[:1])
+    assert agreed > 1500
+    assert set(cases) == {case.__name__ for case in REFUSED_ALONE}
+
+
+@pytest.mark.parametrize("case", ACCEPTED_ALONE + REFUSED_ALONE, ids=lambda case: case.__name__)
+def test_every_named_case_says_why(case):
+    assert case.__doc__

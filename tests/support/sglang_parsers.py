@@ -1,0 +1,73 @@
+"""SGLang's parsers as peers: what they read in a finished answer.
+
+Its wheel is installed without dependencies (they would pull in CUDA), and its package root starts the whole
+server. So the root is entered by its path only, and the two names that it imports for notebooks are left empty;
+the parsers themselves run as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+import types
+from functools import cache
+
+import pytest
+
+VERSION = "0.5.23"
+TOOLS = ("f", "g", "h")
+
+Call = tuple[str, object]
+"""A call as read: its name and its decoded arguments."""
+
+
+@cache
+def _module(name: str) -> types.ModuleType:
+    if "sglang" not in sys.modules:
+        spec = importlib.util.find_spec("sglang")
+        if spec is None:
+            pytest.skip("sglang is not installed")
+        root = types.ModuleType("sglang")
+        root.__path__ = list(spec.submodule_search_locations)
+        sys.modules["sglang"] = root
+    if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
+        display = types.ModuleType("IPython.display")
+        display.HTML = display.display = None
+        sys.modules["IPython"] = types.ModuleType("IPython")
+        sys.modules["IPython.display"] = display
+    return importlib.import_module(f"sglang.srt.{name}")
+
+
+@cache
+def _tools() -> list:
+    protocol = _module("entrypoints.openai.protocol")
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}
+    return [protocol.Tool(type="function", function=protocol.Function(name=name, parameters=schema)) for name in TOOLS]
+
+
+def calls_read(detector: str, text: str) -> list[Call]:
+    """The calls that a detector (`module:Class` under `sglang.srt.function_call`) reads in a whole text."""
+    module, name = detector.split(":")
+    found = getattr(_module(f"function_call.{module}"), name)().detect_and_parse(text, _tools())
+    return [(call.name, json.loads(call.parameters)) for call in found.calls]
+
+
+def calls_streamed(detector: str, deltas: list[str]) -> list[Call]:
+    """The calls that a detector reads when the text arrives in `deltas`."""
+    module, name = detector.split(":")
+    parser = getattr(_module(f"function_call.{module}"), name)()
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    for delta in deltas:
+        for call in parser.parse_streaming_increment(delta, _tools()).calls:
+            names.setdefault(call.tool_index, call.name or "")
+            arguments[call.tool_index] = arguments.get(call.tool_index, "") + (call.parameters or "")
+    return [(names[i], json.loads(arguments[i] or "{}")) for i in sorted(names)]
+
+
+def split_reasoning(detector: str, text: str, *, opened: bool) -> tuple[str, str]:
+    """(reasoning, answer) as a reasoning detector splits them; `opened`: the prompt had opened reasoning."""
+    parsed = getattr(_module("parser.reasoning_parser"), detector)(force_reasoning=opened).detect_and_parse(text)
+    return parsed.reasoning_text, parsed.normal_text

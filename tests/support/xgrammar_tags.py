@@ -1,0 +1,56 @@
+"""xgrammar's structural tags as peers: what one lets a model say, token by token."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import torch
+import xgrammar
+from torch import Tensor
+
+from scripts.vocabularies import ChatVocabulary
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}
+
+
+class Tag:
+    """A built-in tag, for tools `f` and `g`, over a vocabulary."""
+
+    def __init__(self, family: str, chat: ChatVocabulary, terminals: tuple[str, ...], reasoning: str) -> None:
+        vocabulary = chat.vocabulary
+        spelled = [vocabulary.texts.get(i, b"") for i in range(vocabulary.size)]
+        for name, token in vocabulary.controls.items():
+            spelled[token] = name.encode()
+        self.chat = chat
+        self.size = vocabulary.size
+        self.terminals = [vocabulary.controls[name] for name in terminals]
+        info = xgrammar.TokenizerInfo(
+            spelled, xgrammar.VocabType.RAW, vocab_size=self.size, stop_token_ids=self.terminals
+        )
+        tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")]
+        tag = xgrammar.get_model_structural_tag(family, tools, reasoning=reasoning)
+        compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+        self._compiled = compiler.compile_structural_tag(json.dumps(tag.model_dump()))
+
+    def matcher(self) -> xgrammar.GrammarMatcher:
+        """At the start of a turn."""
+        return xgrammar.GrammarMatcher(self._compiled)
+
+    def accepts(self, ids: list[int]) -> bool:
+        """Whether `ids`, without a terminal, is a whole turn."""
+        matcher = self.matcher()
+        return all(matcher.accept_token(i) for i in ids) and bool(self.allowed(matcher)[self.terminals[0]])
+
+    def allowed(self, matcher: xgrammar.GrammarMatcher) -> Tensor:
+        """[V] bool: the tokens that may follow."""
+        mask = xgrammar.allocate_token_bitmask(1, self.size)
+        matcher.fill_next_token_bitmask(mask)
+        bits = (mask[0][:, None] >> torch.arange(32, dtype=torch.int32)) & 1
+        return bits.flatten()[: self.size].bool()
+
+
+@cache
+def tag_of(family: str, chat: ChatVocabulary, terminals: tuple[str, ...], reasoning: str) -> Tag:
+    """One tag is compiled once."""
+    return Tag(family, chat, terminals, reasoning)

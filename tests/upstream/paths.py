@@ -1,0 +1,109 @@
+"""Every way a double accepts tokens, by window: what a user would configure, and what the checkpoint brings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .common.engine import Engine
+from .common.loading import WINDOWS, Tree
+from .common.model_engine import Weights
+from .common.tables import Table
+
+# Ways to run a batch. Contexts are chunked in all of them.
+STEP_BY_STEP = {"use_cuda_graph": True}  # generation batches are padded and run on a graph's own metadata
+OVERLAPPED = {"disable_overlap_scheduler": False, "enable_attention_dp": True}  # with a dummy row behind the batch
+SETTINGS = {"padded": STEP_BY_STEP, "overlap": OVERLAPPED}
+
+
+@dataclass(frozen=True)
+class DecodingPath:
+    """One acceptance path. `law` is "argmax", "sampled" or "relaxed"."""
+
+    name: str
+    windows: tuple[str, ...]
+    speculative: dict[str, Any]
+    weights: dict[str, Any] = field(default_factory=dict)
+    law: str = "argmax"
+
+    @property
+    def two_model(self) -> bool:
+        return self.speculative["decoding_type"] == "User_Provided"
+
+    @property
+    def temperature(self) -> float | None:
+        return 1.0 if self.law == "sampled" else None
+
+    def may_overlap(self) -> bool:
+        return not self.speculative.get("eagle_choices")
+
+    def engine(
+        self, tree: Tree, target: Table, drafter: Table, vocab_size: int, *, stage: Any = None, **settings: Any
+    ) -> Engine:
+        """An engine on this path; `stage` is the `structured_commit` section and, in it, the checkpoint folder."""
+        chunk = {} if self.two_model else {"chunk_size": 4}
+        speculative = self.speculative if stage is None else {**self.speculative, "structured_commit": stage}
+        return Engine(tree, speculative, Weights(target, drafter, vocab_size, **chunk, **self.weights), **settings)
+
+
+def _spec(decoding_type: str, max_draft_len: int = 3, **more: Any) -> dict[str, Any]:
+    return {"decoding_type": decoding_type, "max_draft_len": max_draft_len, **more}
+
+
+THINKS, STOPS_THINKING = 1, 2
+_RELAXED = {
+    "use_relaxed_acceptance_for_thinking": True,
+    "relaxed_topk": 3,
+    "relaxed_delta": 0.6,
+    "begin_thinking_phase_token": THINKS,
+    "end_thinking_phase_token": STOPS_THINKING,
+}
+_TREES = ("w13a", "w13b")
+
+PATHS = (
+    DecodingPath("eagle3-strict", WINDOWS, _spec("Eagle")),
+    DecodingPath("mtp-strict", WINDOWS, _spec("MTP")),
+    DecodingPath("mtp-thop", WINDOWS, _spec("MTP"), {"is_thop": True}),
+    DecodingPath("mtp-eagle-strict", WINDOWS, _spec("MTP", use_mtp_vanilla=False)),
+    DecodingPath("draft-target-strict", _TREES, _spec("Draft_Target")),
+    DecodingPath("ngram-strict", ("w14",), _spec("NGram")),
+    DecodingPath("k3-fused", ("w14",), _spec("DFlash"), {"k3_decode": True}),
+    DecodingPath("eagle3-changing-length", WINDOWS, _spec("Eagle3"), {"draft_len_schedule": [3, 0, 2, 0, 0, 3, 1]}),
+    DecodingPath("mtp-without-drafts", WINDOWS, _spec("MTP"), {"draft_len_schedule": [0]}),
+    DecodingPath("eagle3-tree", _TREES, _spec("Eagle3", 2, use_dynamic_tree=True)),
+    DecodingPath("mtp-tree", ("w13b",), _spec("MTP", 2, use_dynamic_tree=True)),
+    DecodingPath("two-model", _TREES, _spec("User_Provided")),
+    DecodingPath("two-model-tree", _TREES, _spec("User_Provided", 5, eagle_choices=True)),
+    DecodingPath("eagle3-sampled", WINDOWS, _spec("Eagle3"), law="sampled"),
+    DecodingPath("eagle3-rejection", WINDOWS, _spec("Eagle3", use_rejection_sampling=True), law="sampled"),
+    DecodingPath("mtp-rejection", WINDOWS, _spec("MTP", use_rejection_sampling=True), law="sampled"),
+    DecodingPath("mtp-single-sampled", WINDOWS, _spec("MTP"), {"draft_len_schedule": [0]}, law="sampled"),
+    DecodingPath("eagle3-tree-sampled", ("w13b",), _spec("Eagle3", 2, use_dynamic_tree=True), law="sampled"),
+    DecodingPath(
+        "eagle3-tree-rejection",
+        ("w13b",),
+        _spec("Eagle3", 2, use_dynamic_tree=True, use_rejection_sampling=True),
+        law="sampled",
+    ),
+    DecodingPath("two-model-sampled", _TREES, _spec("User_Provided"), law="sampled"),
+    DecodingPath("two-model-rejection", _TREES, _spec("User_Provided", use_rejection_sampling=True), law="sampled"),
+    DecodingPath("mtp-relaxed", WINDOWS, _spec("MTP", **_RELAXED), law="relaxed"),
+    DecodingPath("eagle3-relaxed", WINDOWS, _spec("Eagle3", **_RELAXED), law="relaxed"),
+)
+
+
+def cases(*, law: str | None = None, two_model: bool | None = None, settings: bool = True) -> list[tuple]:
+    """(window, path, settings) for a test's parameters, or (window, path)."""
+    found = []
+    for path in PATHS:
+        if (law and path.law != law) or (two_model is not None and path.two_model != two_model):
+            continue
+        for window in path.windows:
+            ways = [name for name in SETTINGS if name != "overlap" or path.may_overlap()]
+            found += [(window, path, way) for way in ways] if settings else [(window, path)]
+    return found
+
+
+def name(value: Any) -> str:
+    """How pytest shows a parameter."""
+    return value.name if isinstance(value, DecodingPath) else str(value)

@@ -1,0 +1,31 @@
+"""Facts: executor.md §4 (fields of `DecodingBaseConfig`, `Field` is a local wrapper, strict models)."""
+
+# ruff: noqa: N802, UP007, UP045 - names and forms that upstream uses
+
+from __future__ import annotations
+
+from typing import Any, Optional, Union
+
+from pydantic import Field as PydanticField
+from pydantic import NonNegativeInt, PrivateAttr, field_validator
+
+from tests.upstream.common.configs import StrictBaseModel
+
+
+def Field(*, status: str | None = None, **settings: Any) -> Any:
+    return PydanticField(**settings)
+
+
+class DecodingBaseConfig(StrictBaseModel):
+    max_draft_len: Optional[NonNegativeInt] = Field(default=None, description="Drafts of a step.")
+    speculative_model: Optional[Union[str, None]] = Field(default=None, description="Drafter.")
+    draft_len_schedule: Optional[dict[int, int]] = Field(default=None, description="By batch size.")
+    load_format: Optional[str] = Field(default=None, description="How weights are loaded.")
+    acceptance_window: Optional[NonNegativeInt] = Field(default=None, description="Averaged over.")
+    use_rejection_sampling: bool = Field(default=False, status="prototype", description="Keep the target's law.")
+    _allow_greedy_draft_tokens: bool = PrivateAttr(True)
+
+    @field_validator("draft_len_schedule")
+    @classmethod
+    def validate_draft_len_schedule_and_sort(cls, value):
+        return dict(sorted(value.items())) if value else value

@@ -1,0 +1,27 @@
+"""Facts: executor.md §1.6, §1.7 (acceptance is decided again on the device under overlap)."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.upstream.common.acceptance import matching_prefix
+from tests.upstream.common.executor import ExecutorLoop
+from tests.upstream.common.spec_sampler import SampleStateTensorsSpec
+
+
+class PyExecutor(ExecutorLoop):
+    def _accept_draft_tokens(self, scheduled_batch, target_outputs, target_inputs):
+        target_tokens = target_outputs.new_tokens.squeeze(-1)
+        new_tokens = torch.zeros_like(target_outputs.new_tokens)
+        device, batch_size = target_tokens.device, target_tokens.shape[1]
+        num_accepted_tokens = torch.zeros(batch_size, dtype=torch.int32, device=device)
+        if target_inputs is not None and target_inputs.next_draft_tokens is not None:
+            num_contexts = scheduled_batch.num_context_requests
+            drafts = target_inputs.next_draft_tokens[num_contexts:].int()
+            num_accepted_tokens[num_contexts:] += matching_prefix(drafts, target_tokens.T[num_contexts:])
+            batch_indices = torch.arange(batch_size, device=device)
+            new_tokens[0, :, 0] = target_tokens[num_accepted_tokens.long(), batch_indices]
+        else:
+            batch_indices = torch.arange(batch_size, device=device)
+            new_tokens[0, :, 0] = target_tokens[0, batch_indices]
+        return SampleStateTensorsSpec(new_tokens), num_accepted_tokens
