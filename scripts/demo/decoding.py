@@ -28,7 +28,7 @@ from .delivery import TERMINALS
 from .model import World
 
 NUM_DRAFTS = 4
-BATCH = 250
+BATCH = 1000
 MAX_TOKENS = 256
 
 # The values of TensorRT-LLM's own example for relaxed acceptance, which holds while the request thinks.

@@ -24,7 +24,7 @@ TERMINALS = ("<|return|>", "<|call|>", "<|endoftext|>")
 _CHANNELS = ("analysis", "commentary")  # on which TensorRT-LLM's adapter takes a recipient for a call
 # A content type without a recipient is read as a recipient, which matters to the adapter on all channels but `final`.
 _TEXT_HEADER = re.compile(
-    r"\s*<\|channel\|>(?:analysis|commentary|final(?:\s*<\|constrain\|>[^\s<]+|\s+(?!to=)[^\s<]+)?)\s*"
+    r"\s*<\|channel\|>(?:analysis|commentary|final(?:\s*<\|constrain\|>[^\s<]+|\s+(?!to=|functions)[^\s<]+)?)\s*"
 )
 _JSON_TYPES = (None, "json", "<|constrain|>json")
 
@@ -113,7 +113,7 @@ class Client:
         for i, (header, whole) in enumerate(self._headers(tokens)):
             planned = i < len(kind.messages) and kind.messages[i].tool is not None
             is_text = whole and _TEXT_HEADER.fullmatch(header) is not None
-            calls += "functions." in header or (planned and not is_text)
+            calls += not is_text and (planned or "functions." in header)
             texts += planned and is_text
         return calls, texts
 
@@ -135,7 +135,8 @@ def _client() -> Client:
 
 def receive_all(kinds: Sequence[int], streams: Sequence[tuple[list[int], bool]]) -> list[Delivery]:
     """`Client.receive` for many streams (real ids, whether a terminal ended it); for another process."""
-    return [_client().receive(KINDS[k], tokens, ended) for k, (tokens, ended) in zip(kinds, streams, strict=True)]
+    client = _client()
+    return [client.receive(KINDS[k], tokens, ended) for k, (tokens, ended) in zip(kinds, streams, strict=True)]
 
 
 def describe_reply(tokens: Sequence[int], ended: bool) -> str:

@@ -77,3 +77,17 @@ def test_a_folder_without_a_readable_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(VocabularyError, match="cannot read tokenizer"):
         read_vocabulary(tmp_path)
+
+
+QWEN = Vocabulary(100, {}, {name: i for i, name in enumerate(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])})
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [("use <tool_call>\n{json}", "hermes"), ("use <tool_call>\n<function=f>", "qwen3_coder"), ("", "hermes")],
+)
+def test_auto_tells_formats_of_one_model_type_apart_by_the_chat_template(tmp_path, template, expected):
+    write_config(tmp_path, model_type="qwen3_moe")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    controls = {**QWEN.controls, "<tool_call>": 50, "</tool_call>": 51}
+    assert resolve_auto(tmp_path, Vocabulary(100, {}, controls)).name == expected
