@@ -18,7 +18,7 @@ from .instances import random_table
 
 CHANGING = ("trim", "repair", "gate", "rollback")
 POLICIES = ("off", "observe", *CHANGING)
-EXAMPLES = settings(max_examples=100, deadline=None)
+EXAMPLES = settings(max_examples=60, deadline=None)
 FEW, ENOUGH = st.integers(1, 6), st.just(64)  # repair rows
 SHORTENING = Event.TRIMMED | Event.REPAIRED | Event.CUT | Event.GATED | Event.ROLLED_BACK | Event.AFTER_END
 

@@ -224,6 +224,18 @@ def test_columns_past_the_new_length_repeat_the_last_committed_token():
     assert commit(stage, [TEXT, END, OPEN, -1]).tokens.tolist() == [[TEXT, END, END, END]]
 
 
+@pytest.mark.parametrize("junk", [END, NAME, -1, VOCAB])
+@pytest.mark.parametrize("policy", ["observe", "trim", "repair", "gate", "rollback"])
+def test_columns_past_the_given_length_are_not_looked_at(policy, junk):
+    stage = make_stage(policy)
+    stage.state[0] = IN_TEXT
+    out = stage.commit(
+        int32([[TEXT, junk, junk]]), int32([1]), torch.tensor([0]), probs=certain(TEXT, width=3) * torch.nan
+    )
+    assert only(out) == ([TEXT], NOTHING)
+    assert int(stage.state[0]) == IN_TEXT
+
+
 def test_without_a_distribution_at_hand_rows_are_cut_and_a_first_column_is_let_through():
     stage = make_stage()
     stage.state[:2] = IN_TEXT

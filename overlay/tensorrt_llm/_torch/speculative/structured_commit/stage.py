@@ -121,15 +121,16 @@ class CommitStage:
         check_bindings(self.num_slots, slots, token_ids, owners, in_context, tracked)
         written, states = [], []
         for i, slot in enumerate(slots):
-            if owners is not None:
-                known = self.owned_by(slot, owners[i])
-                self._owners[slot] = owners[i]
-                if known and not (in_context is not None and in_context[i]):
-                    continue
-            else:
-                self._owners.pop(slot, None)
+            in_phase = in_context is not None and in_context[i]
+            if owners is not None and self.owned_by(slot, owners[i]) and not in_phase:
+                continue
             written.append(slot)
             states.append(self.table.host.locate(token_ids[i]) if tracked is None or tracked[i] else UNTRACKED)
+        for i, slot in enumerate(slots):
+            if owners is not None:
+                self._owners[slot] = owners[i]
+            else:
+                self._owners.pop(slot, None)
         if written:
             index = torch.tensor(written, dtype=torch.int64).to(self.device, non_blocking=True)
             values = torch.tensor(states, dtype=torch.int32).to(self.device, non_blocking=True)
