@@ -68,4 +68,5 @@ $(READY): pyproject.toml
 	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 # its parsers; the rest needs CUDA
 	@touch $@

@@ -9,9 +9,9 @@ from structured_commit.automaton import BYTES, build_automaton
 from structured_commit.expression import translate
 
 
-def accepts(expression, *symbols, rules=None, literal=frozenset()):
+def accepts(expression, *symbols, rules=None):
     """Whether the expression matches the symbols: strings are text, («name»,) tuples are control tokens."""
-    automaton = build_automaton(translate(expression, rules or {}, literal), "test")
+    automaton = build_automaton(translate(expression, rules or {}), "test")
     state = 0
     for symbol in symbols:
         codes = symbol.encode() if isinstance(symbol, str) else [BYTES + automaton.controls.index(symbol[0])]
@@ -54,11 +54,6 @@ def test_a_control_token_is_one_symbol_and_its_spelling_is_text():
 def test_any_byte_and_negated_classes_never_match_a_control_token():
     assert not accepts("(?:«<a>»x|.*)", ("<a>",))
     assert not accepts("(?:«<a>»x|[^y]*)", ("<a>",))
-
-
-def test_a_control_token_can_be_read_as_its_spelling_in_text():
-    assert accepts("«<think>»a", "<think>a", literal=frozenset({"<think>"}))
-    assert accepts("«｜x｜»+", "｜x｜｜x｜", literal=frozenset({"｜x｜"}))
 
 
 def test_rules_are_spliced_as_groups():

@@ -178,6 +178,9 @@ def test_bind_keeps_what_the_device_knows_and_rebinds_on_change(active):
     assert stage.state[2] == stage.table.info.start or stage.state[2] == stage.table.host.locate([TURN])
     hooks.bind(metadata(), [request(2, [TURN, OPEN], 10, context=True)])  # resumed after a pause
     assert stage.table.host.block_open(int(stage.state[2]))
+    resumed = request(2, [TURN, OPEN, END], 11, context=True, py_orig_prompt_len=2)
+    hooks.bind(metadata(), [resumed])  # its illegal terminal was committed: nothing is tracked behind it
+    assert stage.state[2] == stage.table.ended
 
 
 def test_a_request_that_ignores_end_tokens_is_let_alone(active):
@@ -353,6 +356,11 @@ def test_host_rejection_cuts_at_the_first_illegal_draft_and_redraws_it(active):
     assert hooks.host_rejection(req, 2, False, probs, None) == (1, True, B)
     req = request(1, [TURN, OPEN], 2, py_draft_tokens=[A, B])
     assert hooks.host_rejection(req, 2, True, probs, None) == (2, True, None)
+    req = request(0, [TURN, OPEN], 5, py_draft_tokens=[A, B])
+    sampled = [[[A]], [[B]], [[END]]]
+    assert hooks.host_rejection(req, 2, False, probs, sampled) == (2, True, B)  # the bonus is looked at too
+    sampled[2] = [[A]]
+    assert hooks.host_rejection(req, 2, False, probs, sampled) == (2, False, None)
     assert hooks.host_recovered(request(1, [TURN, OPEN, A], 3), END, probs[0]) == B
     assert hooks.host_recovered(request(1, [TURN, A], 4), END, probs[0]) == END
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .common.engine import Engine
@@ -37,10 +37,17 @@ class DecodingPath:
     def may_overlap(self) -> bool:
         return not self.speculative.get("eagle_choices")
 
+    def with_thinking_tokens(self, begin: int, end: int) -> DecodingPath:
+        """The same path where those tokens of another vocabulary switch relaxed acceptance."""
+        if self.law != "relaxed":
+            return self
+        tokens = {"begin_thinking_phase_token": begin, "end_thinking_phase_token": end}
+        return replace(self, speculative={**self.speculative, **tokens})
+
     def engine(
         self, tree: Tree, target: Table, drafter: Table, vocab_size: int, *, stage: Any = None, **settings: Any
     ) -> Engine:
-        """An engine on this path; `stage` is the `structured_commit` section and, in it, the checkpoint folder."""
+        """An engine on this path; `stage` is the `structured_commit` section."""
         chunk = {} if self.two_model else {"chunk_size": 4}
         speculative = self.speculative if stage is None else {**self.speculative, "structured_commit": stage}
         return Engine(tree, speculative, Weights(target, drafter, vocab_size, **chunk, **self.weights), **settings)
@@ -50,13 +57,12 @@ def _spec(decoding_type: str, max_draft_len: int = 3, **more: Any) -> dict[str, 
     return {"decoding_type": decoding_type, "max_draft_len": max_draft_len, **more}
 
 
-THINKS, STOPS_THINKING = 1, 2
 _RELAXED = {
     "use_relaxed_acceptance_for_thinking": True,
     "relaxed_topk": 3,
     "relaxed_delta": 0.6,
-    "begin_thinking_phase_token": THINKS,
-    "end_thinking_phase_token": STOPS_THINKING,
+    "begin_thinking_phase_token": 1,
+    "end_thinking_phase_token": 2,
 }
 _TREES = ("w13a", "w13b")
 

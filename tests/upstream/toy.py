@@ -29,7 +29,7 @@ FORMAT = {
     "never": ["<|im_start|>"],
 }
 _CONTROLS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
-_WEIGHTS = {"a": 1.0, "b": 1.0, "{": 0.5, "}": 0.5, "<|im_end|>": -2.5, "<|im_start|>": -0.5}  # added to the logits
+_WEIGHTS = {"a": 1.0, "b": 1.0, "{": 0.5, "}": 0.5, "<|im_end|>": -1.0, "<|im_start|>": -0.5}  # added to the logits
 _NEVER = -50.0
 
 
@@ -77,7 +77,7 @@ class Checkpoint:
             for i in range(count)
         ]
 
-    def target(self, seed: int = 0) -> Callable[[Context], Tensor]:
+    def target(self, seed: int = 4) -> Callable[[Context], Tensor]:
         """Logits [V] over the few tokens that matter."""
         used = [self.ids[text] for text in (*_CONTROLS, *"ab{}")]
         add = torch.tensor([_WEIGHTS.get(text, 0.0) for text in (*_CONTROLS, *"ab{}")])

@@ -105,6 +105,12 @@ class WorkerCommons(nn.Module):
         draft_model: TableModel,
     ) -> Tensor:
         """Draft K tokens one after another from the draft model's own cache. Returns [R, K] int32."""
+        if self.sa_enhancer is not None:
+            self.sa_enhancer.extend_and_prepare(
+                accepted_tokens=accepted_tokens,
+                num_accepted_tokens=num_accepted_tokens,
+                num_contexts=attn_metadata.num_contexts,
+            )
         self.note_consumed(accepted_tokens, num_accepted_tokens)
         num_contexts, batch_size = attn_metadata.num_contexts, attn_metadata.num_seqs
         draft_len = spec_metadata.runtime_draft_len
@@ -178,14 +184,16 @@ class MtpHiddenStatesManager:
 
 
 class SaRecorder:
-    """Stands for the suffix automaton: keeps what it was given, when it was given it. Facts: W §3."""
+    """Stands for the suffix automaton: keeps what its generation rows were extended by, and when. Facts: W §3."""
 
     def __init__(self) -> None:
-        self.extended: list[tuple[Tensor, Tensor]] = []
+        self.extended: list[list[list[int]]] = []
 
-    def extend_and_prepare(self, *, accepted_tokens, num_accepted_tokens, **unused) -> None:
-        self.extended.append((accepted_tokens.clone(), num_accepted_tokens.clone()))
+    def extend_and_prepare(self, *, accepted_tokens, num_accepted_tokens, num_contexts, **unused) -> None:
+        counts = num_accepted_tokens.tolist()
+        rows = range(num_contexts, len(counts))
+        self.extended.append([accepted_tokens[row, : counts[row]].tolist() for row in rows])
 
-    def stream(self, row: int) -> list[int]:
-        """Everything that one batch row was extended by."""
-        return [token for tokens, counts in self.extended for token in tokens[row, : int(counts[row])].tolist()]
+    def stream(self) -> list[int]:
+        """Everything that a lone request was extended by."""
+        return [token for rows in self.extended for token in (rows[0] if rows else [])]

@@ -29,8 +29,7 @@ class Tree:
 
     window: str
     root: Path
-    modules: dict[str, ModuleType] = field(default_factory=dict)
-    depth: int = 0
+    modules: dict[str, ModuleType] = field(default_factory=dict, repr=False)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:

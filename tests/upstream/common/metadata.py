@@ -7,7 +7,7 @@ context and K + 1 per generation row).
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 from .requests import LlmRequest, LlmRequestState
 
 DISABLED_TOP_K = torch.iinfo(torch.int32).max
-DEFAULT_SEED = 42
 
 
 class Sampling(NamedTuple):
@@ -54,7 +53,6 @@ class SpecMetadataFields:
     batch_slot_ids: Tensor | None = None
     spec_resource_manager: Any = None
     mtp_hidden_states_manager: Any = None
-    _rng_window_counter: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Upstream allocates per-view buffers here; nothing to do."""
@@ -108,27 +106,3 @@ class SpecMetadataFields:
 
     def sampling_rows(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         return self.temperatures[rows], self.top_ks[rows], self.top_ps[rows]
-
-
-@dataclass
-class RandomState:
-    """Random state by request, from August 2026 on. Facts: A §1.1 (last rows), §1.6 step 5, §2.3 (a window a step)."""
-
-    request_seeds: Tensor | None = None
-    request_offsets: Tensor | None = None
-    seeds: Tensor | None = None
-    offsets: Tensor | None = None
-
-    def _populate_request_rng_state(self, requests: list[LlmRequest], sampling: list[Sampling]) -> None:
-        """Advances each slot's window, so that a second call in one step changes later samples."""
-        counters = self._rng_window_counter
-        offsets = []
-        for request in requests:
-            offsets.append(counters.get(request.py_seq_slot, 0) * (self.max_draft_len + 1))
-            counters[request.py_seq_slot] = counters.get(request.py_seq_slot, 0) + 1
-        self.request_seeds = torch.tensor([DEFAULT_SEED if r.seed is None else r.seed for r in requests])
-        self.request_offsets = torch.tensor(offsets)
-        repeats = torch.tensor([s.num_tokens for s in sampling])
-        self.seeds, self.offsets = (
-            rows.repeat_interleave(repeats) for rows in (self.request_seeds, self.request_offsets)
-        )

@@ -139,7 +139,7 @@ class ScheduledRequests:
         return self.context_requests_last_chunk + self.generation_requests
 
 
-def handle_stop_criteria(request: LlmRequest, new_token: int, **unused: int) -> bool:
+def handle_stop_criteria(request: LlmRequest, new_token: int) -> bool:
     """End id first, then length."""
     if new_token == request.py_end_id:
         request.finish_by("END_ID", 0)

@@ -16,7 +16,6 @@ from .requests import LlmRequest, LlmRequestState, ScheduledRequests, get_draft_
 from .spec_sampler import SampleStateTensorsSpec
 from .trees import SpecTreeManager
 
-DEFAULT_BEAM_IDX = 0
 FinishReasons = dict[tuple[int, int], str]  # (slot, step) → reason
 
 
@@ -33,6 +32,12 @@ def add_token(request: LlmRequest, new_tokens: list, *, beam_idx: int, step: int
     token = new_tokens[step][request.py_seq_slot][beam_idx]
     request.add_new_token(token, beam_idx)
     return token
+
+
+def replace_token(request: LlmRequest, new_tokens_tensor: Tensor, token: int, *, step: int) -> None:
+    """Append a token that the sampler did not draw, and note it among those it did, in place."""
+    new_tokens_tensor[step, request.seq_slot, 0] = token
+    request.add_new_token(token, 0)
 
 
 def get_rejected_indices(draft_probs: Tensor, target_probs: Tensor, generator, draft_tokens: list[int]) -> Tensor:
@@ -66,7 +71,7 @@ class TorchSamplerCommons:
     """The rest of `TorchSampler`. `spec_dec` holds the variants."""
 
     def __init__(self, max_num_sequences: int, max_draft_len: int, max_total_draft_tokens: int) -> None:
-        self.max_num_sequences, self.max_seq_len = max_num_sequences, 1 << 20
+        self.max_num_sequences = max_num_sequences
         self.new_tokens = torch.zeros(max_total_draft_tokens + 1, max_num_sequences, 1, dtype=torch.int32)
         self._force_num_accepted_tokens = 0
         self.generator = torch.Generator().manual_seed(1)

@@ -96,19 +96,14 @@ class TreeBuffers:
         self.spec_tree_manager: SpecTreeManager | None = SpecTreeManager(num_slots)
         self.tree_ops_converter = TreeOpsConverter()
 
-    def reset_buffers(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """Views of the persistent buffers for this batch."""
-        self._accepted_draft_indices_tensor[:batch_size] = -1
-        return self._accepted_tokens_buf[:batch_size].zero_(), self._num_accepted_tokens_buf[:batch_size].fill_(1)
-
     def tree_inputs(self, target_predict: Tensor, drafts: Tensor, attn_metadata) -> tuple:
         """The verify ops' positional arguments."""
         num_gens = len(target_predict)
-        candidates = self._candidates_buf[:num_gens]
-        candidates[:, 0], candidates[:, 1:] = target_predict[:, 0], drafts.reshape(num_gens, -1)
+        nodes = self._candidates_buf[:num_gens]
+        nodes[:, 0], nodes[:, 1:] = target_predict[:, 0], drafts.reshape(num_gens, -1)
         slots = torch.tensor(attn_metadata.lines[attn_metadata.num_contexts :])
         retrieve = self.spec_tree_manager.slot_storage.pack_retrieve_from_slots(slots, num_gens)
-        return candidates, retrieve, target_predict, num_gens, self._max_path_len
+        return nodes, retrieve, target_predict, num_gens, self._max_path_len
 
     def keep_path(self, index: Tensor, count: Tensor, token: Tensor, num_contexts: int) -> None:
         """Write what a verify op found into the buffers, for the rows behind the contexts."""

@@ -104,6 +104,7 @@ def check_bindings(
     owners: Sequence | None,
     in_context: Sequence[bool] | None,
     tracked: Sequence[bool] | None,
+    prompt_lengths: Sequence[int] | None,
 ) -> None:
     """Refuse arguments of `bind` that do not belong together."""
     for name, values in (
@@ -111,6 +112,7 @@ def check_bindings(
         ("owners", owners),
         ("in_context", in_context),
         ("tracked", tracked),
+        ("prompt_lengths", prompt_lengths),
     ):
         if values is not None and len(values) != len(slots):
             raise StageError(f"bind: {len(slots)} slots but {len(values)} {name}")

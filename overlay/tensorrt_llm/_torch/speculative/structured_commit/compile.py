@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .automaton import BYTES, Automaton, build_automaton
 from .errors import FormatError, VocabularyError
-from .expression import REGIONS, translate
+from .expression import REGIONS, Translated, translate
 from .format import Format, resolve_format
 from .table import CLOSES, ILLEGAL, IN_BLOCK, IN_HEADER, MAY_END, OPENS, TERMINAL, StructureTable, TableInfo
 from .vocabulary import Vocabulary
@@ -50,9 +50,9 @@ def compile_format(
     vocab = Vocabulary.of(vocabulary)
     missing = frozenset(name for name in form.optional if name not in vocab.controls)
     openers = [o for o in form.turn_openers if _opener_control(o) not in missing]
-    automaton = build_automaton(_whole_expression(form, openers, missing), form.name)
+    automaton = build_automaton(_whole_expression(form, openers), form.name)
     terminal_ids = _terminal_ids(form, vocab, missing)
-    _require_controls(form, automaton, vocab)
+    _require_controls(form, automaton, vocab, missing)
     columns = _token_columns(automaton, form, vocab, terminal_ids)
     token_class, next_state = _merge_tokens(columns)
     class_terminal = torch.zeros(next_state.shape[1], dtype=torch.bool)
@@ -84,11 +84,11 @@ def _opener_control(opener: str) -> str:
     return opener[1 : opener.index("»")]
 
 
-def _whole_expression(form: Format, openers: list[str], missing: frozenset[str]):
+def _whole_expression(form: Format, openers: list[str]) -> Translated:
     # One automaton for openers and turn: a prompt's tail is walked by the same table as the output.
     before = "|".join([f"«{_TURN_START}»", *openers])
     try:
-        return translate(f"(?:{before})(?:{form.turn})", form.rules, missing)
+        return translate(f"(?:{before})(?:{form.turn})", form.rules)
     except FormatError as error:
         raise FormatError(f"format {form.name}: {error}") from error
 
@@ -106,8 +106,8 @@ def _terminal_ids(form: Format, vocab: Vocabulary, missing: frozenset[str]) -> l
     return sorted({vocab.controls[n] for n in names})
 
 
-def _require_controls(form: Format, automaton: Automaton, vocab: Vocabulary) -> None:
-    unknown = [n for n in automaton.controls if n != _TURN_START and n not in vocab.controls]
+def _require_controls(form: Format, automaton: Automaton, vocab: Vocabulary, missing: frozenset[str]) -> None:
+    unknown = [n for n in automaton.controls if n not in vocab.controls and n not in missing and n != _TURN_START]
     if unknown:
         raise VocabularyError(_missing_message(form, unknown, vocab))
     clash = set(form.terminals) & (set(automaton.controls) - {_opener_control(o) for o in form.turn_openers})
@@ -148,7 +148,7 @@ def _token_columns(automaton: Automaton, form: Format, vocab: Vocabulary, termin
     if ids:
         columns[:, ids] = _walk_spellings(table, list(spellings))[:, which]
     for i, name in enumerate(automaton.controls):
-        if name != _TURN_START:
+        if name in vocab.controls:  # a missing optional one has no id: what it leads to is never reached
             columns[:, vocab.controls[name]] = table[:, automaton.symbol_class[BYTES + i]]
     may_end = torch.tensor(automaton.may_end)
     for token in terminal_ids:

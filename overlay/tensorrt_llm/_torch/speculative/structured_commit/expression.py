@@ -44,24 +44,22 @@ class Translated:
     end: str = _END
 
 
-def translate(expression: str, rules: dict[str, str], literal_controls: frozenset[str] = frozenset()) -> Translated:
+def translate(expression: str, rules: dict[str, str]) -> Translated:
     """Turn `expression` into a regular expression over code points.
 
     Args:
         expression: the expression, in the language of this module.
         rules: what `‹name›` stands for; rules may use rules that do not lead back to themselves.
-        literal_controls: control tokens to read as their spelling in ordinary text, for tokenizers without them.
 
     Raises:
         FormatError: an unknown rule, region or escape, unbalanced marks, or non-ASCII text inside a class.
     """
-    return _Translator(rules, literal_controls).run(expression)
+    return _Translator(rules).run(expression)
 
 
 class _Translator:
-    def __init__(self, rules: dict[str, str], literal_controls: frozenset[str]) -> None:
+    def __init__(self, rules: dict[str, str]) -> None:
         self.rules = rules
-        self.literal_controls = literal_controls
         self.controls: list[str] = []
 
     def run(self, expression: str) -> Translated:
@@ -122,8 +120,6 @@ class _Translator:
     def _control(self, name: str) -> str:
         if not name:
             raise FormatError("empty control token «»: write its name between the marks")
-        if name in self.literal_controls:
-            return f"(?:{''.join(_literal(b) for b in name.encode())})"
         if name not in self.controls:
             self.controls.append(name)
         return chr(_CONTROL_BASE + self.controls.index(name))

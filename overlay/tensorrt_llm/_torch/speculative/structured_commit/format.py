@@ -34,8 +34,8 @@ class Format:
         turn_openers: expressions of what stands before a turn in a prompt, each beginning with a control token;
             earlier ones are tried first.
         never: control tokens that no turn can hold anywhere (role openers of the family).
-        optional: control tokens that some checkpoints lack. Where the expression uses one, its spelling in
-            ordinary text is read instead; as a terminal, opener or `never` it is left out.
+        optional: control tokens that some checkpoints lack. There, what the expression says of one is left out and
+            its spelling is ordinary text; as a terminal, opener or `never` it is left out too.
         model_types: the `model_type` values of checkpoints that speak this format.
         template_marks: strings in a checkpoint's chat template that tell this format from others of its model types.
         summary, notes: for people.

@@ -92,12 +92,21 @@ class HostTwin:
         kind = "header" if self.header_open(state) else "block" if self.block_open(state) else "text"
         return f"{kind}:{state}"
 
-    def locate(self, token_ids: Sequence[int]) -> int:
-        """The state at the end of a prompt (plus what was generated so far), or 0 if it is in no turn.
+    def locate(self, token_ids: Sequence[int], prompt_length: int | None = None) -> int:
+        """The state behind a prompt (plus what was generated so far), or 0 if it is in no turn.
 
         Looks for the last turn opener of each kind, in the format's order, and walks what follows it. The first
-        kind whose rest can be walked to the end decides.
+        kind whose rest can be walked to the end decides. Tokens from `prompt_length` on were committed as output: they
+        are walked one by one, and an illegal one is let through as the stage would have.
         """
+        prompt = token_ids if prompt_length is None else token_ids[:prompt_length]
+        state = self._locate_prompt(prompt)
+        for token in token_ids[len(prompt) :]:
+            following = self.step(state, token)
+            state = self.let_through(token) if following < 0 else following
+        return state
+
+    def _locate_prompt(self, token_ids: Sequence[int]) -> int:
         for control, entry in self._entries:
             for i in range(len(token_ids) - 1, -1, -1):
                 if token_ids[i] == control:

@@ -81,7 +81,7 @@ class Runtime:
     def bind(self, requests: list) -> None:
         """Write the slots whose owner changed or whose request is in its context phase, and the row table."""
         stage = self.stage
-        rows, slots, tokens, owners, tracked = [], [], [], [], []
+        rows, slots, tokens, owners, tracked, prompts = [], [], [], [], [], []
         for request in requests:
             slot = getattr(request, "py_seq_slot", None)
             if slot is None or getattr(request, "is_dummy", False):
@@ -102,8 +102,11 @@ class Runtime:
                 owners.append(owner)
                 tokens.append(request.get_tokens(0))
                 tracked.append(not ignores_end(request))
+                prompts.append(prompt_length(request))
         self._report()
-        stage.bind(slots, tokens, owners=owners, in_context=[True] * len(slots), tracked=tracked)
+        stage.bind(
+            slots, tokens, owners=owners, in_context=[True] * len(slots), tracked=tracked, prompt_lengths=prompts
+        )
         self.write_rows(rows)
 
     def _report(self) -> None:
@@ -122,6 +125,11 @@ class Runtime:
         values = torch.tensor(rows, dtype=torch.int64, pin_memory=self.rows.is_cuda)
         self.rows[: len(rows)].copy_(values, non_blocking=True)
         self.rows[len(rows) :].fill_(NUM_SLOTS)
+
+
+def prompt_length(request) -> int | None:
+    """How many of the request's tokens are its prompt; output before a pause is not."""
+    return getattr(request, "py_orig_prompt_len", None)
 
 
 def ignores_end(request) -> bool:

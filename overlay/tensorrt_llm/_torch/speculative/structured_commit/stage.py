@@ -104,6 +104,7 @@ class CommitStage:
         owners: Sequence[Hashable] | None = None,
         in_context: Sequence[bool] | None = None,
         tracked: Sequence[bool] | None = None,
+        prompt_lengths: Sequence[int] | None = None,
     ) -> None:
         """Set the state of slots from what their requests hold so far. Host side, outside any captured graph.
 
@@ -113,19 +114,22 @@ class CommitStage:
             owners: an identity for each request. If given, a slot is written only when its owner changed or the
                 request is in its context phase; otherwise the device knows more than the host and is kept.
             in_context: whether each request is in its context phase (prefill, chunk, resume). Default: no.
+            prompt_lengths: how many tokens of each request are its prompt; the rest was committed as output.
             tracked: False for a request that must be let alone, such as one that ignores end tokens.
 
         Raises:
             StageError: lengths differ, a slot is out of range or named twice. Nothing is written then.
         """
-        check_bindings(self.num_slots, slots, token_ids, owners, in_context, tracked)
+        check_bindings(self.num_slots, slots, token_ids, owners, in_context, tracked, prompt_lengths)
         written, states = [], []
         for i, slot in enumerate(slots):
             in_phase = in_context is not None and in_context[i]
             if owners is not None and self.owned_by(slot, owners[i]) and not in_phase:
                 continue
             written.append(slot)
-            states.append(self.table.host.locate(token_ids[i]) if tracked is None or tracked[i] else UNTRACKED)
+            prompt_length = None if prompt_lengths is None else prompt_lengths[i]
+            is_tracked = tracked is None or tracked[i]
+            states.append(self.table.host.locate(token_ids[i], prompt_length) if is_tracked else UNTRACKED)
         for i, slot in enumerate(slots):
             if owners is not None:
                 self._owners[slot] = owners[i]

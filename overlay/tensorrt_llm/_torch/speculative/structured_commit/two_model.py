@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import repair
 from .policy import Policy
-from .runtime import RUNTIME, ignores_end
+from .runtime import RUNTIME, ignores_end, prompt_length
 from .table import UNTRACKED
 
 _HOST_STREAM = 1 << 31  # host draws must not share counters with device slots
@@ -35,7 +35,7 @@ def host_rejection(request, num_accepted: int, sample_last: bool, target_probs: 
     given = (num_accepted, sample_last, None)
     if RUNTIME.stage is None or getattr(request, "py_is_draft", False):
         return given
-    return _guarded(_cut_drafts, given, request, num_accepted, sample_last, target_probs)
+    return _guarded(_cut_drafts, given, request, num_accepted, sample_last, target_probs, new_tokens_list)
 
 
 def host_recovered(request, token: int, probs: Tensor) -> int:
@@ -74,7 +74,7 @@ def _state(request) -> int:
     tokens = request.get_tokens(0)
     state, seen = getattr(request, "py_structured_commit", (None, 0))
     if state is None or seen > len(tokens):
-        state = UNTRACKED if ignores_end(request) else host.locate(tokens)
+        state = UNTRACKED if ignores_end(request) else host.locate(tokens, prompt_length(request))
     else:
         for token in tokens[seen:]:
             following = host.step(state, token)
@@ -92,18 +92,21 @@ def _stops(request, token: int) -> bool:
     return state == host.ended or (policy.repairs and host.step(state, token) < 0)
 
 
-def _cut_drafts(request, num_accepted: int, sample_last: bool, target_probs: Tensor):
+def _cut_drafts(request, num_accepted: int, sample_last: bool, target_probs: Tensor, new_tokens_list):
     stage = RUNTIME.stage
     if not stage.config.policy.repairs:
         return num_accepted, sample_last, None
     host, state = stage.table.host, _state(request)
-    for i, draft in enumerate(request.py_draft_tokens[:num_accepted]):
+    for i in range(num_accepted + (not sample_last)):
         if state == host.ended:
             break  # the sampler stops at the terminal by itself
-        following = host.step(state, int(draft))
-        if following < 0:
+        # Where every draft was accepted, the bonus comes from the target's own samples.
+        is_draft = i < num_accepted
+        token = request.py_draft_tokens[i] if is_draft else new_tokens_list[i][request.py_seq_slot][0]
+        after = host.step(state, int(token))
+        if after < 0:
             return i, True, _draw(request, state, target_probs[i])
-        state = following
+        state = after
     return num_accepted, sample_last, None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Optional, Union
 
 from pydantic import Field as PydanticField
-from pydantic import NonNegativeInt, PrivateAttr, field_validator
+from pydantic import NonNegativeInt, field_validator
 
 from tests.upstream.common.configs import StrictBaseModel
 
@@ -23,7 +23,6 @@ class DecodingBaseConfig(StrictBaseModel):
     load_format: Optional[str] = Field(default=None, description="How weights are loaded.")
     acceptance_window: Optional[NonNegativeInt] = Field(default=None, description="Averaged over.")
     use_rejection_sampling: bool = Field(default=False, status="prototype", description="Keep the target's law.")
-    _allow_greedy_draft_tokens: bool = PrivateAttr(True)
 
     @field_validator("draft_len_schedule")
     @classmethod

@@ -14,14 +14,14 @@ class PyExecutor(TwoModelLoop):
         target_tokens = target_outputs.new_tokens.squeeze(-1)
         new_tokens = torch.zeros_like(target_outputs.new_tokens)
         device, batch_size = target_tokens.device, target_tokens.shape[1]
-        num_accepted_tokens = torch.zeros(batch_size, dtype=torch.int32, device=device)
+        num_accepted_tokens = target_tokens.new_zeros(batch_size, dtype=torch.int32)
         if target_inputs is not None and target_inputs.next_draft_tokens is not None:
-            num_contexts = scheduled_batch.num_context_requests
-            drafts = target_inputs.next_draft_tokens[num_contexts:].int()
-            num_accepted_tokens[num_contexts:] += matching_prefix(drafts, target_tokens.T[num_contexts:])
+            behind = slice(scheduled_batch.num_context_requests, None)
+            drafts = target_inputs.next_draft_tokens[behind].int()
+            num_accepted_tokens[behind] = matching_prefix(drafts, target_tokens.T[behind])
             batch_indices = torch.arange(batch_size, device=device)
-            new_tokens[0, :, 0] = target_tokens[num_accepted_tokens.long(), batch_indices]
+            new_tokens[0, batch_indices, 0] = target_tokens[num_accepted_tokens.long(), batch_indices]
         else:
             batch_indices = torch.arange(batch_size, device=device)
-            new_tokens[0, :, 0] = target_tokens[0, batch_indices]
+            new_tokens[0, batch_indices, 0] = target_tokens[0]
         return SampleStateTensorsSpec(new_tokens), num_accepted_tokens

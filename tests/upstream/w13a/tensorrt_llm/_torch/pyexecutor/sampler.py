@@ -9,18 +9,18 @@ import torch
 
 from tests.upstream.common.requests import get_draft_token_length, handle_stop_criteria
 from tests.upstream.common.torch_sampler import (
-    DEFAULT_BEAM_IDX,
     TorchSamplerCommons,
     TwoModelDispatch,
     add_token,
     get_rejected_indices,
+    replace_token,
     sample_rejected,
 )
 
 
 class TorchSampler(TwoModelDispatch, TorchSamplerCommons):
     def _process_draft_tokens_greedy(self, request, new_tokens, finish_reasons):
-        new_token = add_token(request, new_tokens, beam_idx=DEFAULT_BEAM_IDX)
+        new_token = add_token(request, new_tokens, beam_idx=0)
         if self.finish_if_reason(request, finish_reasons, step=0) or get_draft_token_length(request) == 0:
             return 0
         num_accepted = 0
@@ -28,7 +28,7 @@ class TorchSampler(TwoModelDispatch, TorchSamplerCommons):
             if draft_token != new_token:
                 break
             num_accepted += 1
-            new_token = add_token(request, new_tokens, beam_idx=DEFAULT_BEAM_IDX, step=num_accepted)
+            new_token = add_token(request, new_tokens, beam_idx=0, step=num_accepted)
             if self.finish_if_reason(request, finish_reasons, step=num_accepted):
                 break
         return num_accepted
@@ -40,7 +40,7 @@ class TorchSampler(TwoModelDispatch, TorchSamplerCommons):
         best, best_length = None, 0
         for path in spec_tree_manager.get_eagle_paths(slot):
             path = path[path >= 0]
-            chosen = new_tokens_tensor[path, slot, DEFAULT_BEAM_IDX]
+            chosen = new_tokens_tensor[path, slot, 0]
             drafts = torch.tensor([request.py_draft_tokens[node - 1] for node in path[1:].tolist()])
             length = 1 + int((drafts == chosen[:-1]).int().cumprod(0).sum())
             if length > best_length:
@@ -48,7 +48,7 @@ class TorchSampler(TwoModelDispatch, TorchSamplerCommons):
         num_accepted_draft_tokens = 0
         for idx in best[:best_length]:
             step = cast(int, idx.item())
-            add_token(request, new_tokens_list, beam_idx=DEFAULT_BEAM_IDX, step=step)
+            add_token(request, new_tokens_list, beam_idx=0, step=step)
             num_accepted_draft_tokens += 1
             if self.finish_if_reason(request, finish_reasons, step=step):
                 break
@@ -57,21 +57,19 @@ class TorchSampler(TwoModelDispatch, TorchSamplerCommons):
 
     def _process_draft_tokens_rejection_sampling(self, request, new_tokens_list, new_tokens_tensor):
         draft_probs, target_probs = request.py_draft_logits.softmax(dim=-1), request.py_target_probs
-        generator = self.generator
-        rejected_indices = get_rejected_indices(draft_probs, target_probs, generator, request.py_draft_tokens)
-        sample_last = len(rejected_indices) > 0
-        num_initially_accepted = int(rejected_indices[0]) if sample_last else get_draft_token_length(request)
+        drafts, generator = request.py_draft_tokens, self.generator
+        rejected = get_rejected_indices(draft_probs, target_probs, generator, drafts)
+        sample_last = len(rejected) > 0
+        num_initially_accepted = int(rejected[0]) if sample_last else get_draft_token_length(request)
         num_accepted = num_initially_accepted
         for i in range(num_accepted):
-            new_tokens_tensor[i, request.seq_slot, DEFAULT_BEAM_IDX] = request.py_draft_tokens[i]
-            request.add_new_token(request.py_draft_tokens[i], DEFAULT_BEAM_IDX)
-            if handle_stop_criteria(request, request.py_draft_tokens[i], max_seq_len=self.max_seq_len):
+            replace_token(request, new_tokens_tensor, drafts[i], step=i)
+            if handle_stop_criteria(request, drafts[i]):
                 return i + 1
         if sample_last:
             new_token = sample_rejected(draft_probs, target_probs, generator, num_accepted)
-            new_tokens_tensor[num_accepted, request.seq_slot, DEFAULT_BEAM_IDX] = new_token
-            request.add_new_token(new_token, DEFAULT_BEAM_IDX)
+            replace_token(request, new_tokens_tensor, new_token, step=num_accepted)
         else:
-            new_token = add_token(request, new_tokens_list, beam_idx=DEFAULT_BEAM_IDX, step=num_accepted)
-        handle_stop_criteria(request, new_token, max_seq_len=self.max_seq_len)
+            new_token = add_token(request, new_tokens_list, beam_idx=0, step=num_accepted)
+        handle_stop_criteria(request, new_token)
         return num_accepted

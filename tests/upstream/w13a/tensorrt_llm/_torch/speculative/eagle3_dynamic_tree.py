@@ -25,7 +25,9 @@ class Eagle3OneModelDynamicTreeWorker(TreeBuffers, Eagle3OneModelWorker):
         return accepted_tokens, num_accepted_tokens
 
     def _sample_and_accept_dynamic_tree(self, logits, attn_metadata, spec_metadata, batch_size, num_contexts, num_gens):
-        accepted_tokens, num_accepted_tokens = self.reset_buffers(batch_size)
+        accepted_tokens = self._accepted_tokens_buf[:batch_size].zero_()
+        num_accepted_tokens = self._num_accepted_tokens_buf[:batch_size].fill_(1)
+        self._accepted_draft_indices_tensor[:batch_size] = -1
         target_tokens = self._target_tokens_buf[: len(logits)].copy_(logits.argmax(dim=-1))
         accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
         self._accept_token = None

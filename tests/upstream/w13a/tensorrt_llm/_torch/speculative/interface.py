@@ -59,7 +59,7 @@ class SpecWorkerBase(WorkerCommons, ABC):
         return single_token_output(logits, target_tokens)
 
     def _apply_force_accepted_tokens(self, num_accepted_tokens, num_contexts, runtime_draft_len, spec_metadata=None):
-        if self.force_num_accepted_tokens == 0.0:
+        if not self.force_num_accepted_tokens:
             return num_accepted_tokens
         if spec_metadata is not None and spec_metadata.is_cuda_graph and not ops.is_current_stream_capturing():
             return num_accepted_tokens
@@ -67,28 +67,25 @@ class SpecWorkerBase(WorkerCommons, ABC):
         return num_accepted_tokens
 
     def _sample_and_accept_draft_tokens_base(self, logits, draft_tokens, num_contexts, batch_size, spec_metadata):
-        runtime_draft_len, num_gens = draft_tokens.shape[-1], batch_size - num_contexts
-        logits = torch.atleast_2d(logits)
-        target_tokens = self._sample_tokens_for_batch(logits, spec_metadata, num_contexts, batch_size)
-        gen_target_tokens = target_tokens[num_contexts:].reshape(num_gens, runtime_draft_len + 1)
+        runtime_draft_len = draft_tokens.shape[-1]
         accepted_tokens, num_accepted_tokens = unwritten(batch_size, runtime_draft_len + 1)
-        accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
-        accepted_tokens[num_contexts:] = gen_target_tokens
-        num_accepted_tokens[num_contexts:] += matching_prefix(draft_tokens, gen_target_tokens)
+        chosen = self._sample_tokens_for_batch(torch.atleast_2d(logits), spec_metadata, num_contexts, batch_size)
+        accepted_tokens[:num_contexts, 0] = chosen[:num_contexts]
+        accepted_tokens[num_contexts:] = chosen[num_contexts:].reshape(-1, runtime_draft_len + 1)
+        num_accepted_tokens[num_contexts:] += matching_prefix(draft_tokens, accepted_tokens[num_contexts:])
         num_accepted_tokens = self._apply_force_accepted_tokens(
             num_accepted_tokens, num_contexts, runtime_draft_len, spec_metadata=spec_metadata
         )
         return accepted_tokens, num_accepted_tokens
 
     def _accept_draft_tokens(self, logits, draft_tokens, num_contexts, batch_size, spec_metadata):
-        five = (logits, draft_tokens, num_contexts, batch_size, spec_metadata)
-        if batch_size == num_contexts or not self._can_use_rejection_sampling(spec_metadata):
-            return self._sample_and_accept_draft_tokens_base(*five)
-        slots = spec_metadata.batch_slot_ids[num_contexts:batch_size]
-        draft_probs = spec_metadata.draft_probs[slots, : draft_tokens.shape[1]]
-        return self._sample_and_accept_draft_tokens_rejection(
-            logits, draft_tokens, draft_probs, num_contexts, batch_size, spec_metadata
-        )
+        if batch_size > num_contexts and self._can_use_rejection_sampling(spec_metadata):
+            slots = spec_metadata.batch_slot_ids[num_contexts:batch_size]
+            draft_probs = spec_metadata.draft_probs[slots, : draft_tokens.shape[1]]
+            return self._sample_and_accept_draft_tokens_rejection(
+                logits, draft_tokens, draft_probs, num_contexts, batch_size, spec_metadata
+            )
+        return self._sample_and_accept_draft_tokens_base(logits, draft_tokens, num_contexts, batch_size, spec_metadata)
 
     def _can_use_rejection_sampling(self, spec_metadata):
         if not spec_metadata.use_rejection_sampling or spec_metadata.is_all_greedy_sample:
@@ -110,7 +107,7 @@ class SpecWorkerBase(WorkerCommons, ABC):
             target_probs = target_probs.reshape(num_gens, runtime_draft_len + 1, -1)
             seed, offset = self._next_random_state()
             verified = ops.rejection_sampling_one_model(draft_probs, draft_tokens, target_probs, True, seed, offset)
-            if self.force_num_accepted_tokens != 0.0:
+            if self.force_num_accepted_tokens:
                 verified[0][:, 1:] = draft_tokens
             accepted_tokens[num_contexts:], num_accepted_tokens[num_contexts:] = verified
         num_accepted_tokens = self._apply_force_accepted_tokens(

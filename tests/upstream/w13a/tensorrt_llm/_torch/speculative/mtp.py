@@ -55,7 +55,7 @@ class MTPWorker(RelaxedAcceptance, SpecWorkerBase):
             )
         if self.sa_enhancer is not None:
             self.sa_enhancer.extend_and_prepare(
-                accepted_tokens=accepted_tokens, num_accepted_tokens=num_accepted_tokens
+                accepted_tokens=accepted_tokens, num_accepted_tokens=num_accepted_tokens, num_contexts=num_contexts
             )
         return accepted_tokens, num_accepted_tokens
 

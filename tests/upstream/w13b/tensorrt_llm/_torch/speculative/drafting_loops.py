@@ -44,9 +44,9 @@ class LinearDraftingLoopWrapper(BaseDraftingLoopWrapper):
     def prepare_for_generation(self, attn_metadata, spec_metadata, position_ids):
         batch_size = attn_metadata.num_seqs
         num_accepted_draft_tokens = spec_metadata.num_accepted_draft_tokens[:batch_size]
-        seq_lens = attn_metadata.seq_lens_cuda[:batch_size]
-        last_tokens_idx = (seq_lens.cumsum(0) - seq_lens + num_accepted_draft_tokens).long()
-        attn_metadata.kv_lens_cuda -= seq_lens - num_accepted_draft_tokens - 1
+        widths = attn_metadata.seq_lens_cuda
+        attn_metadata.kv_lens_cuda -= widths - num_accepted_draft_tokens - 1
+        last_tokens_idx = (widths.cumsum(0) - widths + num_accepted_draft_tokens).long()
         attn_metadata.one_token_each()
         attn_metadata.kv_lens_cuda += 1
         return position_ids[0, last_tokens_idx] + 1

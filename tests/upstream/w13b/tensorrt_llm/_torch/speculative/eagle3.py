@@ -24,24 +24,24 @@ class Eagle3OneModelWorker(RelaxedAcceptance, SpecWorkerBase):
         batch_size, num_contexts = attn_metadata.num_seqs, attn_metadata.num_contexts
         runtime_draft_len = spec_metadata.runtime_draft_len
         logits = torch.atleast_2d(logits)
-        if not getattr(self.spec_config, "use_relaxed_acceptance_for_thinking", False):
-            draft_tokens = spec_metadata.draft_tokens.reshape(batch_size - num_contexts, runtime_draft_len)
-            return self._accept_draft_tokens(logits, draft_tokens, num_contexts, batch_size, spec_metadata)
-        relaxed_delta_pool = spec_metadata.spec_resource_manager.relaxed_delta_pool
-        buffers = self.start_relaxed(input_ids, logits, attn_metadata, spec_metadata, relaxed_delta_pool)
-        values, indices, drafts = self.candidates(logits, num_contexts, spec_metadata)
-        sizes = (runtime_draft_len, batch_size, num_contexts)
-        accepted_tokens, num_accepted_tokens = torch.ops.trtllm.mtp_relaxed_acceptance_op(
-            spec_metadata.slot_ids,
-            values,
-            indices,
-            drafts,
-            relaxed_delta_pool,
-            *buffers,
-            *sizes,
-            *self.relaxed_settings,
-        )
-        num_accepted_tokens = self._apply_force_accepted_tokens(
-            num_accepted_tokens, num_contexts, runtime_draft_len, spec_metadata=spec_metadata
-        )
-        return accepted_tokens, num_accepted_tokens
+        if getattr(self.spec_config, "use_relaxed_acceptance_for_thinking", False):
+            relaxed_delta_pool = spec_metadata.spec_resource_manager.relaxed_delta_pool
+            buffers = self.start_relaxed(input_ids, logits, attn_metadata, spec_metadata, relaxed_delta_pool)
+            values, indices, drafts = self.candidates(logits, num_contexts, spec_metadata)
+            sizes = (runtime_draft_len, batch_size, num_contexts)
+            accepted_tokens, num_accepted_tokens = torch.ops.trtllm.mtp_relaxed_acceptance_op(
+                spec_metadata.slot_ids,
+                values,
+                indices,
+                drafts,
+                relaxed_delta_pool,
+                *buffers,
+                *sizes,
+                *self.relaxed_settings,
+            )
+            num_accepted_tokens = self._apply_force_accepted_tokens(
+                num_accepted_tokens, num_contexts, runtime_draft_len, spec_metadata=spec_metadata
+            )
+            return accepted_tokens, num_accepted_tokens
+        draft_tokens = spec_metadata.draft_tokens.reshape(batch_size - num_contexts, runtime_draft_len)
+        return self._accept_draft_tokens(logits, draft_tokens, num_contexts, batch_size, spec_metadata)

@@ -5,40 +5,16 @@ from __future__ import annotations
 
 from abc import ABC
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from tests.upstream.common import ops, penalties
 from tests.upstream.common.acceptance import matching_prefix, single_token_output, unwritten
-from tests.upstream.common.drafting import WorkerCommons
-from tests.upstream.common.metadata import RandomState, SpecMetadataFields
+from tests.upstream.common.later import LaterMetadata, LaterWorker
 
 
 @dataclass
-class SpecMetadata(RandomState, SpecMetadataFields):
-    group_all_greedy_sample: bool | None = None
-    dummy_slot_row: int = 0
-    penalty_state: Any = None
-
-    def prepare(self):
-        self.prepare_rejection_sampling_buffers()
-
-    def prepare_rejection_sampling_buffers(self):
-        if self.use_rejection_sampling and self.draft_probs is None:
-            self._reserve_slots()
-            self.draft_probs = torch.zeros(self.dummy_slot_row + 1, self.max_draft_len, self.vocab_size)
-
-    def prepare_penalty_buffers(self):
-        if self.enable_penalty and self.penalty_state is None:
-            self._reserve_slots()
-            self.penalty_state = penalties.make(self.dummy_slot_row, self.vocab_size)
-
-    def _reserve_slots(self):
-        self.dummy_slot_row = self.num_seq_slots or self.max_num_requests
-        if self.batch_slot_ids is None:
-            self.batch_slot_ids = torch.zeros(self.max_num_requests, dtype=torch.int64)
-
+class SpecMetadata(LaterMetadata):
     def _scan_one_model_sampling(self, requests):
         per_request_normalized, self.is_all_greedy_sample = self.normalized(requests)
         if self.group_all_greedy_sample is not None:
@@ -69,27 +45,8 @@ class SpecMetadata(RandomState, SpecMetadataFields):
             return
         self.fill_sampling_rows(per_request_normalized)
 
-    def _populate_penalty_params(self, requests):
-        if self.enable_penalty:
-            penalties.populate(self.penalty_state, requests)
 
-
-class SpecWorkerBase(WorkerCommons, ABC):
-    def __init_subclass__(cls, **settings):
-        super().__init_subclass__(**settings)
-        if "forward" in cls.__dict__:
-            raise TypeError(f"{cls.__name__} must implement _forward_impl, not forward")
-
-    def forward(self, *args, **kwargs):
-        attn_metadata, spec_metadata = kwargs["attn_metadata"], kwargs["spec_metadata"]
-        try:
-            return self._forward_impl(*args, **kwargs)
-        finally:
-            self._ensure_spec_dec_state_restored(attn_metadata, spec_metadata)
-
-    def _ensure_spec_dec_state_restored(self, attn_metadata, spec_metadata):
-        attn_metadata.restore_from_spec_dec()
-
+class SpecWorkerBase(LaterWorker, ABC):
     def skip_drafting(self, input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model):
         batch_size, num_contexts = attn_metadata.num_seqs, attn_metadata.num_contexts
         self._execute_guided_decoder_if_present(logits)
@@ -103,16 +60,8 @@ class SpecWorkerBase(WorkerCommons, ABC):
         logits = self._reshape_logits_for_accept(logits, num_contexts, num_gens, spec_metadata)
         return self._accept_draft_tokens(logits, draft_tokens, num_contexts, batch_size, spec_metadata)
 
-    def _reshape_draft_tokens_for_accept(self, spec_metadata, num_gens, device):
-        if spec_metadata.draft_tokens is None:
-            return torch.zeros(num_gens, spec_metadata.runtime_draft_len, dtype=torch.int32, device=device)
-        return spec_metadata.draft_tokens.reshape(num_gens, spec_metadata.runtime_draft_len)
-
-    def _reshape_logits_for_accept(self, logits, num_contexts, num_gens, spec_metadata):
-        return torch.atleast_2d(logits)
-
     def _apply_force_accepted_tokens(self, num_accepted_tokens, num_contexts, runtime_draft_len, spec_metadata=None):
-        if self.force_num_accepted_tokens == 0.0:
+        if not self.force_num_accepted_tokens:
             return num_accepted_tokens
         if spec_metadata is not None and spec_metadata.is_cuda_graph and not ops.is_current_stream_capturing():
             return num_accepted_tokens
@@ -120,14 +69,12 @@ class SpecWorkerBase(WorkerCommons, ABC):
         return num_accepted_tokens
 
     def _sample_and_accept_draft_tokens_base(self, logits, draft_tokens, num_contexts, batch_size, spec_metadata):
-        runtime_draft_len, num_gens = draft_tokens.shape[-1], batch_size - num_contexts
-        logits = torch.atleast_2d(logits)
-        target_tokens = self._sample_tokens_for_batch(logits, spec_metadata, num_contexts, batch_size)
-        gen_target_tokens = target_tokens[num_contexts:].reshape(num_gens, runtime_draft_len + 1)
+        runtime_draft_len = draft_tokens.shape[-1]
         accepted_tokens, num_accepted_tokens = unwritten(batch_size, runtime_draft_len + 1)
-        accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
-        accepted_tokens[num_contexts:] = gen_target_tokens
-        num_accepted_tokens[num_contexts:] += matching_prefix(draft_tokens, gen_target_tokens)
+        chosen = self._sample_tokens_for_batch(torch.atleast_2d(logits), spec_metadata, num_contexts, batch_size)
+        accepted_tokens[:num_contexts, 0] = chosen[:num_contexts]
+        accepted_tokens[num_contexts:] = chosen[num_contexts:].reshape(-1, runtime_draft_len + 1)
+        num_accepted_tokens[num_contexts:] += matching_prefix(draft_tokens, accepted_tokens[num_contexts:])
         num_accepted_tokens = self._apply_force_accepted_tokens(
             num_accepted_tokens, num_contexts, runtime_draft_len, spec_metadata=spec_metadata
         )
@@ -148,12 +95,6 @@ class SpecWorkerBase(WorkerCommons, ABC):
                 return self._commit_occurrence_counts(accepted, batch_size, spec_metadata)
         accepted = self._sample_and_accept_draft_tokens_base(logits, *five)
         return self._commit_occurrence_counts(accepted, batch_size, spec_metadata)
-
-    def _apply_occurrence_penalties(self, logits, draft_tokens, num_contexts, batch_size, spec_metadata):
-        if not spec_metadata.enable_penalty:
-            return logits
-        slots = spec_metadata.batch_slot_ids[:batch_size]
-        return penalties.penalized(spec_metadata.penalty_state, logits, draft_tokens, num_contexts, slots)
 
     def _commit_occurrence_counts(self, accepted, batch_size, spec_metadata):
         if spec_metadata.enable_penalty:
@@ -185,7 +126,7 @@ class SpecWorkerBase(WorkerCommons, ABC):
             target_probs = target_probs.reshape(num_gens, runtime_draft_len + 1, -1)
             seed, offset = self._rng_state_per_request(spec_metadata, num_contexts, batch_size)
             verified = ops.rejection_sampling_one_model(draft_probs, draft_tokens, target_probs, True, seed, offset)
-            if self.force_num_accepted_tokens != 0.0:
+            if self.force_num_accepted_tokens:
                 verified[0][:, 1:] = draft_tokens
             accepted_tokens[num_contexts:], num_accepted_tokens[num_contexts:] = verified
         num_accepted_tokens = self._apply_force_accepted_tokens(
@@ -193,25 +134,9 @@ class SpecWorkerBase(WorkerCommons, ABC):
         )
         return accepted_tokens, num_accepted_tokens
 
-    def _rng_state_per_request(self, spec_metadata, start=0, end=None, repeat=1, step_offset=0):
-        seeds = spec_metadata.request_seeds[start:end].repeat_interleave(repeat)
-        return seeds, spec_metadata.request_offsets[start:end].repeat_interleave(repeat) + step_offset
-
-    def _rng_state_per_token(self, spec_metadata, num_tokens):
-        return spec_metadata.seeds[:num_tokens], spec_metadata.offsets[:num_tokens]
-
     def _sample_tokens_for_batch(self, logits, spec_metadata, num_contexts, batch_size):
         if spec_metadata.is_all_greedy_sample:
             return logits.argmax(dim=-1)
         seed, offset = self._rng_state_per_token(spec_metadata, len(logits))
         rows = spec_metadata.sampling_rows(slice(0, len(logits)))
         return ops.sampling_batch_spec_dec_one_model(logits, *rows, seed=seed, offset=offset)
-
-    def sample_draft_tokens(
-        self, logits, spec_metadata, batch_size, *, num_contexts=0, draft_step=None, mapping_lm_head_tp=None
-    ):
-        if spec_metadata.is_all_greedy_sample or not spec_metadata.use_rejection_sampling:
-            return logits.argmax(dim=-1).int()
-        probs = logits.softmax(dim=-1)
-        spec_metadata.draft_probs[spec_metadata.batch_slot_ids[:batch_size], draft_step] = probs
-        return ops.draw(probs, *self._rng_state_per_request(spec_metadata, 0, batch_size, step_offset=1 + draft_step))

@@ -24,7 +24,9 @@ class MTPEagleDynamicTreeWorker(TreeBuffers, MTPEagleWorker):
         batch_size, num_contexts = attn_metadata.num_seqs, attn_metadata.num_contexts
         num_gens = batch_size - num_contexts
         logits = torch.atleast_2d(logits)
-        accepted_tokens, num_accepted_tokens = self.reset_buffers(batch_size)
+        accepted_tokens = self._accepted_tokens_buf[:batch_size].zero_()
+        num_accepted_tokens = self._num_accepted_tokens_buf[:batch_size].fill_(1)
+        self._accepted_draft_indices_tensor[:batch_size] = -1
         target_tokens = self._target_tokens_buf[: len(logits)].copy_(logits.argmax(dim=-1))
         accepted_tokens[:num_contexts, 0] = target_tokens[:num_contexts]
         if num_gens > 0:
