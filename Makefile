@@ -15,8 +15,8 @@ help: ## list the targets
 demo: $(READY) ## real Harmony streams lose tool calls under speculation, and keep them with the stage
 	@$(RUN) -m scripts.demo $(ARGS)
 
-test: $(READY) ## all tests
-	@$(RUN) -m pytest $(ARGS)
+test: $(READY) ## all tests, one process a core; ARGS="-k name" picks some
+	@OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check .

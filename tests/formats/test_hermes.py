@@ -7,11 +7,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structured_commit import builtin_format, compile_format
 
-from tests.support.older_tokenizers import lacking
+from structured_commit import builtin_format
+from tests.support.older_tokenizers import is_turn_lacking
+from tests.support.real_tables import compiled_on
 from tests.support.streams import SPELLINGS, compiled, is_turn, spell
-from tests.support.tokenizers import real_tokenizer, verdicts_on
+from tests.support.tokenizers import verdicts_on
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses
 
 ASKED = "<|im_start|>system⏎Be brief.<|im_end|>⏎<|im_start|>user⏎Why?<|im_end|>⏎<|im_start|>assistant⏎"
@@ -311,8 +312,7 @@ def test_every_token_boundary_gives_the_same_verdict():
 
 
 def test_the_real_tokenizer_of_qwen3_gives_the_same_verdicts():
-    tokenizer = real_tokenizer("qwen3")
-    table = compile_format("hermes", tokenizer.vocabulary)
+    table, tokenizer = compiled_on("hermes", "qwen3")
     assert table.info.controls["<tool_call>"] == 151657
     for text in (*WELL_FORMED, *CORPUS.values()):
         assert verdicts_on(tokenizer, table, text, ASKED) == {True}
@@ -320,10 +320,12 @@ def test_the_real_tokenizer_of_qwen3_gives_the_same_verdicts():
         assert verdicts_on(tokenizer, table, text, ASKED) == {False}
 
 
-def test_a_tokenizer_without_reasoning_tokens_reads_them_as_text():
-    table, chat = lacking("hermes", "<think>", "</think>", "<tool_response>", "</tool_response>")
-    for text in (WELL_FORMED[0], WELL_FORMED[2], WELL_FORMED[3], "<think>a</think>" + F, "<tool_response>a"):
-        assert {is_turn(table, spell(chat, text, how)) for how in SPELLINGS} == {True}
-    for text in (*MALFORMED.values(), "<think><tool_call> is a marker</think>", "<think>" + OPEN):
-        assert {is_turn(table, spell(chat, text, how)) for how in SPELLINGS} == {False}
-    assert table.host.locate(spell(chat, ASKED)) == table.info.start
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        *((text, True) for text in (WELL_FORMED[0], *WELL_FORMED[2:], "<think>a</think>" + F, "<tool_response>a")),
+        *((text, False) for text in (*MALFORMED.values(), "<think><tool_call> is one</think>", "<think>" + OPEN)),
+    ],
+)
+def test_a_tokenizer_without_reasoning_tokens_reads_them_as_text(text, accepted):
+    assert is_turn_lacking("hermes", text, "<think>", "</think>", "<tool_response>", "</tool_response>") == accepted

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from structured_commit import Vocabulary, VocabularyError, compile_format
 from tests.support.streams import compiled, is_turn, spell
-from tests.support.tokenizers import real_tokenizer, verdicts_on
+from tests.support.tokenizers import RealTokenizer, real_tokenizer, verdicts_on
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses, without_terminal
 
 HEADER = "<|start_header_id|>assistant<|end_header_id|>⏎⏎"
@@ -265,11 +265,15 @@ def test_the_real_tokenizer_gives_the_same_verdicts(llama):
         assert verdicts_on(tokenizer, table, text, PROMPT) == {False}
 
 
-def test_the_tokenizer_of_llama_3_0_is_refused_by_name():
-    vocabulary = real_tokenizer("llama3").vocabulary
+def test_a_tokenizer_of_llama_3_0_reads_the_spelling_of_the_tag_as_text():
+    tokenizer = real_tokenizer("llama3")
+    vocabulary = tokenizer.vocabulary
     named = {n: i for n, i in vocabulary.controls.items() if n not in ("<|python_tag|>", "<|eom_id|>")}
-    with pytest.raises(VocabularyError, match="python_tag|eom_id"):
-        compile_format("llama_3", Vocabulary(vocabulary.size, vocabulary.texts, named))
+    old = RealTokenizer(Vocabulary(vocabulary.size, vocabulary.texts, named), tokenizer.ordinary)
+    table = compile_format("llama_3", old.vocabulary)
+    assert verdicts_on(old, table, "<|python_tag|>print(1)<|eot_id|>", PROMPT) == {True}
+    assert verdicts_on(old, table, CALL + "<|eot_id|>", PROMPT) == {True}
+    assert verdicts_on(old, table, CALL[:-1] + "<|eot_id|>", PROMPT) == {False}
 
 
 def test_a_tokenizer_of_another_family_is_refused_by_name():

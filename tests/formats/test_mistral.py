@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_commit import compile_format
+from structured_commit import StructureTable, compile_format
 from tests.support.streams import compiled, is_turn, spell
-from tests.support.tokenizers import real_tokenizer, verdicts_on, with_named
+from tests.support.tokenizers import RealTokenizer, real_tokenizer, verdicts_on, with_named
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses, without_terminal
 
 ASKED = (
@@ -245,21 +246,27 @@ def test_a_call_is_open_exactly_where_its_braces_and_strings_are(arguments):
 
 # -- real tokenizers ---------------------------------------------------------------------------------------------
 
-V11 = {"[SYSTEM_PROMPT]": 17, "[/SYSTEM_PROMPT]": 18, "[TOOL_CONTENT]": 19, "[ARGS]": 32, "[CALL_ID]": 33}
-V13_REASONING = {**V11, "[THINK]": 34, "[/THINK]": 35}
+V13_REASONING = {
+    **{"[SYSTEM_PROMPT]": 17, "[/SYSTEM_PROMPT]": 18, "[TOOL_CONTENT]": 19},
+    **{"[ARGS]": 32, "[CALL_ID]": 33, "[THINK]": 34, "[/THINK]": 35},
+}
 BARE_PROMPT = "<s>[INST]Why is the sky blue?[/INST]"
 
 
-@pytest.fixture(scope="module", params=["tekken v13 with reasoning", "tekken v11", "tekken v3", "sentencepiece v3"])
-def mistral(request):
-    named = {"tekken v13 with reasoning": V13_REASONING, "tekken v11": V11}.get(request.param, {})
-    plain = real_tokenizer("mistral_v2" if request.param.startswith("sentencepiece") else "mistral_v3")
-    tokenizer = with_named(plain, named) if named else plain
+KINDS = ("tekken v13 with reasoning", "tekken v3", "sentencepiece v3")
+
+
+@cache
+def real(kind: str) -> tuple[RealTokenizer, StructureTable]:
+    tokenizer = real_tokenizer("mistral_v2" if kind.startswith("sentencepiece") else "mistral_v3")
+    if "v13" in kind:
+        tokenizer = with_named(tokenizer, V13_REASONING)
     return tokenizer, compile_format("mistral", tokenizer.vocabulary)
 
 
-def test_real_tokenizers_accept_well_formed_turns(mistral):
-    tokenizer, table = mistral
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_tokenizers_accept_well_formed_turns(kind):
+    tokenizer, table = real(kind)
     for text in [*WELL_FORMED, *CORPUS.values()]:
         bare = without_terminal("mistral", text)
         for whole in (bare, bare + "</s>"):
@@ -267,8 +274,9 @@ def test_real_tokenizers_accept_well_formed_turns(mistral):
                 assert verdicts_on(tokenizer, table, whole, BARE_PROMPT) == {True}
 
 
-def test_real_tokenizers_refuse_malformed_turns(mistral):
-    tokenizer, table = mistral
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_tokenizers_refuse_malformed_turns(kind):
+    tokenizer, table = real(kind)
     for name, text in MALFORMED.items():
         expected = name in TEXT_BEFORE_V11 and "[THINK]" not in tokenizer.vocabulary.controls
         if name == "marker missing":
@@ -276,16 +284,17 @@ def test_real_tokenizers_refuse_malformed_turns(mistral):
         assert verdicts_on(tokenizer, table, text, BARE_PROMPT) == {expected}
 
 
-def _is_spelled(tokenizer, text: str) -> bool:
-    """Whether the table has every marker of `text` that it would need as a token."""
-    return "[CALL_ID]" not in text or "[CALL_ID]" in tokenizer.vocabulary.controls
+def _is_spelled(tokenizer: RealTokenizer, text: str) -> bool:
+    """Whether the table has the marks that the calls of `text` need as tokens."""
+    return all(mark in tokenizer.vocabulary.controls for mark in ("[ARGS]", "[CALL_ID]") if mark in text)
 
 
-def test_tables_without_the_arguments_mark_read_it_as_text():
-    tokenizer = real_tokenizer("mistral_v3")
-    table = compile_format("mistral", tokenizer.vocabulary)
-    assert verdicts_on(tokenizer, table, CALL + "</s>", BARE_PROMPT) == {True}
+def test_tables_without_the_arguments_mark_know_the_list_form_and_a_name_before_an_object():
+    tokenizer, table = real("tekken v3")
+    assert verdicts_on(tokenizer, table, '[TOOL_CALLS] [{"name": "f", "arguments": {}}]</s>', BARE_PROMPT) == {True}
     assert verdicts_on(tokenizer, table, '[TOOL_CALLS] [{"name": "f", "arguments": {}</s>', BARE_PROMPT) == {False}
+    assert verdicts_on(tokenizer, table, '[TOOL_CALLS]f{"x": 1}</s>', BARE_PROMPT) == {True}
+    assert verdicts_on(tokenizer, table, CALL + "</s>", BARE_PROMPT) == {False}
 
 
 def test_markers_spelled_as_ordinary_text_are_text():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structured_commit import builtin_format, compile_format
 
-from tests.support.older_tokenizers import lacking
+from structured_commit import builtin_format
+from tests.support.older_tokenizers import is_turn_lacking
+from tests.support.real_tables import compiled_on
 from tests.support.streams import SPELLINGS, compiled, is_turn, spell
-from tests.support.tokenizers import real_tokenizer, verdicts_on
+from tests.support.tokenizers import verdicts_on
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses
 
 ASKED = "<|im_start|>system⏎Be brief.<|im_end|>⏎<|im_start|>user⏎Why?<|im_end|>⏎<|im_start|>assistant⏎"
@@ -93,7 +94,7 @@ CALLS = {
     "neither closed": ("<tool_call>⏎<function=f>⏎<parameter=x>⏎1⏎</tool_call>", [F_READ]),
     "no parameters, not closed": ("<tool_call>⏎<function=g>⏎</tool_call>", [G_READ]),
     "a value of many lines": (
-        "<tool_call>⏎<function=f>⏎<parameter=s>⏎if a < b:⏎\tprint(\"{}\")⏎⏎</parameter>⏎</function>⏎</tool_call>",
+        '<tool_call>⏎<function=f>⏎<parameter=s>⏎if a < b:⏎\tprint("{}")⏎⏎</parameter>⏎</function>⏎</tool_call>',
         [("f", {"s": 'if a < b:\n\tprint("{}")\n'})],
     ),
     "an empty value": (
@@ -150,14 +151,13 @@ REFUSED = {
     "opener for the missing closer, missing end tag": (OPEN + "⏎</function><tool_call>", "<tool_call>"),
     "closer in a name": ("<tool_call>⏎<function=f</tool_call>", "</tool_call>"),
     "reasoning before the first parameter": ("<tool_call>⏎<function=f>⏎<think>", "<think>"),
-    "text before the function": ("<tool_call>⏎Calling f.", "Call"),
+    "text before the function": ("<tool_call>⏎Calling f.", "Calling"),
     "JSON for the parameters": ('<tool_call>⏎<function=f>⏎{"x": 1}', '{"'),
     "text behind a function without parameters": ("<tool_call>⏎<function=g>⏎</function>⏎ok", "ok"),
-    "empty name": ("<tool_call>⏎<function=>", ">"),
+    "empty name": ("<tool_call>⏎<function=>", "=>"),
     "another turn": ("Blue.<|im_start|>user", "<|im_start|>"),
     "another turn in a value": (OPEN + "<|im_start|>", "<|im_start|>"),
     "a tool result written by the model": (F + "⏎<tool_response>⏎1", "<tool_response>"),
-    "an unnamed special token in a name": ("<tool_call>⏎<function=f<|vision_start|>", "<"),
 }
 
 FLAGS = {
@@ -266,7 +266,9 @@ def test_control_tokens_spelled_as_ordinary_text_are_text():
     values=st.lists(
         st.lists(
             st.text(max_size=4)
-            | st.sampled_from(["<tool_call>", "<think>", "</think>", "<tool_response>", "</function", "<parameter=x>", ">"])
+            | st.sampled_from(
+                ["<tool_call>", "<think>", "</think>", "<tool_response>", "</function", "<parameter=x>", ">"]
+            )
         ).map("".join),
         max_size=3,
     ),
@@ -296,17 +298,22 @@ def test_every_token_boundary_gives_the_same_verdict():
 
 
 def test_the_real_tokenizer_of_qwen3_gives_the_same_verdicts():
-    tokenizer = real_tokenizer("qwen3")
-    table = compile_format("qwen3_coder", tokenizer.vocabulary)
+    table, tokenizer = compiled_on("qwen3_coder", "qwen3")
     for text in (*WELL_FORMED, *CORPUS.values()):
         assert verdicts_on(tokenizer, table, text, ASKED) == {True}
-    for text in (*MALFORMED.values(), *(text for text, _ in REFUSED.values())):
+    unnamed = "<tool_call>⏎<function=f<|vision_start|>>⏎</function>⏎</tool_call>"
+    for text in (*MALFORMED.values(), *(text for text, _ in REFUSED.values()), unnamed):
         assert verdicts_on(tokenizer, table, text, ASKED) == {False}
+    assert verdicts_on(tokenizer, table, F.replace("1", "<|vision_start|>")) == {True}
 
 
-def test_a_tokenizer_without_reasoning_tokens_reads_them_as_text():
-    table, chat = lacking("qwen3_coder", "<think>", "</think>", "<tool_response>", "</tool_response>")
-    for text in (*WELL_FORMED, "<think>a</think>" + F, "<tool_response>a"):
-        assert {is_turn(table, spell(chat, text, how)) for how in SPELLINGS} == {True}
-    for text in (*MALFORMED.values(), "<think><tool_call> is a marker</think>"):
-        assert {is_turn(table, spell(chat, text, how)) for how in SPELLINGS} == {False}
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        *((text, True) for text in (*WELL_FORMED, "<think>a</think>" + F, "<tool_response>a")),
+        *((text, False) for text in (*MALFORMED.values(), "<think><tool_call> is one</think>", "<think>" + OPEN)),
+    ],
+)
+def test_a_tokenizer_without_reasoning_tokens_reads_them_as_text(text, accepted):
+    lacked = ("<think>", "</think>", "<tool_response>", "</tool_response>")
+    assert is_turn_lacking("qwen3_coder", text, *lacked) == accepted

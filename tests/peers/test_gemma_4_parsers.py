@@ -18,7 +18,7 @@ from tests.support.streams import compiled, is_turn, spell
 from tests.support.tag_walks import compiled_palette, palette, tag_of, walks
 
 DETECTOR = "gemma4_detector:Gemma4Detector"
-TURNS, DAMAGED, WALKS = 500, 1500, 250
+TURNS, DAMAGED, WALKS = 300, 1500, 120
 TERMINALS = ("<turn|>", "<|tool_response>", "<eos>")
 
 VALUES = {
@@ -70,6 +70,18 @@ def text_of(ids: tuple[int, ...]) -> str:
     return spelled
 
 
+def hangs_the_detector(text: str) -> bool:
+    """A string that is not closed inside a list: SGLang 0.5.23 never returns from it, so no test may ask."""
+    return any("[" in call and call.count('<|"|>') % 2 for call in text.split("<|tool_call>call:"))
+
+
+@cache
+def readable_streams() -> tuple[tuple[int, ...], ...]:
+    found = tuple(ids for ids in streams() if not hangs_the_detector(text_of(ids)))
+    assert len(found) < len(streams())
+    return found
+
+
 def refused_at(ids: tuple[int, ...]) -> tuple[str, bool]:
     """The token that no turn can hold ('end' if the turn stops too early), and whether a call is open there."""
     table, chat = compiled("gemma_4")
@@ -92,17 +104,18 @@ def test_the_detector_reads_generated_turns_as_meant():
 # -- accepted, and read otherwise ---------------------------------------------------------------------------------
 
 
-def closer_in_a_string(text: str) -> bool:
-    """<tool_call|> between two <|"|> is data for the template; the detector ends the call there."""
-    return any("<tool_call|>" in part for call in text.split("<|tool_call>")[1:] for part in call.split('<|"|>')[1::2])
-
-
 def white_space_before_the_label(text: str) -> bool:
     """`<|tool_call> call:`: one-shot the detector wants `call:` at once; streaming, and vLLM, it skips the blank."""
     return any(part[:1] in (" ", "\n") for part in text.split("<|tool_call>")[1:])
 
 
-ACCEPTED_ALONE = (closer_in_a_string, white_space_before_the_label)
+ACCEPTED_ALONE = (white_space_before_the_label,)
+
+
+def test_a_closer_in_a_string_is_data_for_the_format_and_the_end_of_the_call_for_the_detector():
+    text = '<|tool_call>call:f{s:<|"|>a<tool_call|>b<|"|>}<tool_call|>'
+    assert is_turn(compiled("gemma_4")[0], compiled("gemma_4")[1].encode(text))
+    assert calls_read(DETECTOR, text) == [("f", {"s": "a"})]
 
 
 # -- refused, and read all the same -------------------------------------------------------------------------------
@@ -166,7 +179,7 @@ REFUSED_ALONE = (
 def test_every_block_of_an_accepted_turn_is_read_but_for_named_cases():
     table, _ = compiled("gemma_4")
     cases = Counter()
-    for ids in streams():
+    for ids in readable_streams():
         text = text_of(ids)
         if is_turn(table, list(ids)) and blocks_opened(table, ids) != len(calls_read(DETECTOR, text)):
             named = [case.__name__ for case in ACCEPTED_ALONE if case(text)]
@@ -179,7 +192,7 @@ def test_turns_with_calls_that_the_detector_reads_are_accepted_but_for_named_cas
     table, _ = compiled("gemma_4")
     cases = Counter()
     agreed = 0
-    for ids in streams():
+    for ids in readable_streams():
         if not calls_read(DETECTOR, text_of(ids)):
             continue
         if is_turn(table, list(ids)):
@@ -211,18 +224,20 @@ MARKERS = ("<|channel>", "<channel|>", "<|tool_call>")
 STRAY = {"<|turn>", "<|tool>", "<tool|>", "<|think|>", "<bos>", "<tool_response|>", '<|"|>', "<tool_call|>", "<eos>"}
 
 
-@pytest.mark.parametrize("reasoning", ["enabled", "auto", "disabled"])
-def test_what_the_structural_tag_allows_is_accepted_but_for_stray_control_tokens(reasoning):
+def test_what_the_structural_tag_allows_is_accepted_but_for_stray_control_tokens():
     chat, preferred = palette("gemma_4", FRAGMENTS, MARKERS)
     table = compiled_palette("gemma_4", chat)
-    tag = tag_of("gemma_4", chat, ("<turn|>", "<|tool_response>"), reasoning)
-    found = walks(tag, preferred, WALKS, seed=4)
-    refused = [ids for ids in found if not is_turn(table, list(ids))]
-    strays = {chat.spell(ids[table.host.walk(ids).taken]) for ids in refused if not _goes_on(chat, ids)}
+    strays = set()
+    for reasoning in ("enabled", "auto", "disabled"):
+        tag = tag_of("gemma_4", chat, ("<turn|>", "<|tool_response>"), reasoning)
+        found = walks(tag, preferred, WALKS, seed=4)
+        accepted = [ids for ids in found if is_turn(table, list(ids))]
+        refused = set(found) - set(accepted)
+        strays |= {chat.spell(ids[table.host.walk(ids).taken]) for ids in refused if not _goes_on(chat, ids)}
+        assert len(found) == WALKS
+        assert sum(blocks_opened(table, ids) > 0 for ids in accepted) > WALKS // 20
+    assert strays
     assert strays <= STRAY
-    assert len(found) == WALKS
-    assert 0 < len(refused) < WALKS // 5
-    assert sum(blocks_opened(table, ids) > 0 for ids in found if ids not in refused) > WALKS // 10
 
 
 def _goes_on(chat, ids: tuple[int, ...]) -> bool:

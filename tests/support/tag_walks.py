@@ -42,7 +42,7 @@ def walks(tag: Tag, preferred: Sequence[int], count: int, seed: int, longest: in
 
 def _walk(tag: Tag, preferred: Sequence[int], choose: random.Random, longest: int) -> list[int] | None:
     matcher: xgrammar.GrammarMatcher = tag.matcher()
-    stop = tag.terminals[0]
+    stop, stops = tag.terminals[0], set(tag.terminals)
     controls = set(tag.chat.vocabulary.controls.values())
     spells = {name.encode()[0] for name in tag.chat.vocabulary.controls}
     ids: list[int] = []
@@ -52,7 +52,7 @@ def _walk(tag: Tag, preferred: Sequence[int], choose: random.Random, longest: in
         if allowed[stop] and (not liked or choose.random() < 0.2):
             return ids
         if not liked or choose.random() < 0.03:
-            others = [i for i in allowed.nonzero().flatten().tolist() if i != stop and i not in spells]
+            others = [i for i in allowed.nonzero().flatten().tolist() if i not in stops and i not in spells]
             liked = ([i for i in others if i in controls] if not liked else []) or others
         if not liked:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 import torch
@@ -10,6 +11,7 @@ import xgrammar
 from torch import Tensor
 
 from scripts.vocabularies import ChatVocabulary
+from structured_commit import StructureTable
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}
 
@@ -42,12 +44,38 @@ class Tag:
         matcher = self.matcher()
         return all(matcher.accept_token(i) for i in ids) and bool(self.allowed(matcher)[self.terminals[0]])
 
+    def accepted(self, texts: Mapping[str, str]) -> set[str]:
+        """The names of those `texts` that are a whole turn, with their terminal or without."""
+        found = set()
+        for name, text in texts.items():
+            ids = self.chat.encode(text.replace("⏎", "\n"))
+            if ids and ids[-1] in self.terminals:
+                ids.pop()
+            if self.accepts(ids):
+                found.add(name)
+        return found
+
     def allowed(self, matcher: xgrammar.GrammarMatcher) -> Tensor:
         """[V] bool: the tokens that may follow."""
         mask = xgrammar.allocate_token_bitmask(1, self.size)
         matcher.fill_next_token_bitmask(mask)
         bits = (mask[0][:, None] >> torch.arange(32, dtype=torch.int32)) & 1
         return bits.flatten()[: self.size].bool()
+
+
+def allowed_only_by_the_tag(tag: Tag, table: StructureTable, text: str, state: int) -> Iterator[tuple[int, list[int]]]:
+    """(state of the table, tokens that the tag allows there and the table refuses) along `text`.
+
+    All tokens of the vocabulary are compared at each place. Ends where the tag refuses a token.
+    """
+    matcher = tag.matcher()
+    for token in [*tag.chat.encode(text.replace("⏎", "\n")), None]:
+        legal = table.transitions[state][table.token_class.long()] >= 0
+        yield state, (tag.allowed(matcher) & ~legal).nonzero().flatten().tolist()
+        if token is None or not matcher.accept_token(token):
+            return
+        state = table.host.step(state, token)
+        assert state > 0, f"{tag.chat.spell(token)!r} is refused though the tag accepts it"
 
 
 @cache
