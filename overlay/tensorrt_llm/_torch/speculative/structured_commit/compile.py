@@ -53,8 +53,7 @@ def compile_format(
     automaton = build_automaton(_whole_expression(form, openers), form.name)
     terminal_ids = _terminal_ids(form, vocab, missing)
     _require_controls(form, automaton, vocab, missing)
-    columns = _token_columns(automaton, form, vocab, terminal_ids)
-    token_class, next_state = _merge_tokens(columns)
+    token_class, next_state = _merge_tokens(*_token_columns(automaton, form, vocab, terminal_ids))
     class_terminal = torch.zeros(next_state.shape[1], dtype=torch.bool)
     class_terminal[token_class[terminal_ids].long()] = True
     state_flags = _state_flags(automaton)
@@ -133,28 +132,28 @@ def _root_step(automaton: Automaton, control: str) -> int:
     return state
 
 
-def _token_columns(automaton: Automaton, form: Format, vocab: Vocabulary, terminal_ids: list[int]) -> Tensor:
-    """[S, V] int16: the state after each token from each state, −1 = illegal."""
+def _token_columns(
+    automaton: Automaton, form: Format, vocab: Vocabulary, terminal_ids: list[int]
+) -> tuple[Tensor, Tensor]:
+    """Columns [S, U] int16, the state after a token from each state (−1 = illegal), and each token's column [V]."""
     table = torch.tensor(automaton.next_state, dtype=torch.int16)
-    n_states = table.shape[0]
-    columns = torch.full((n_states, vocab.size), ILLEGAL, dtype=torch.int16)
-    texts = dict(vocab.texts)
     used = set(_used_controls(form, automaton))
+    texts = dict(vocab.texts)
     texts.update({token: _OPAQUE_TEXT for name, token in vocab.controls.items() if name not in used})
     byte_classes = bytes.maketrans(bytes(range(BYTES)), bytes(automaton.symbol_class[:BYTES]))
     spellings: dict[bytes, int] = {}
-    ids = list(texts)
-    which = torch.tensor([spellings.setdefault(t.translate(byte_classes), len(spellings)) for t in texts.values()])
-    if ids:
-        columns[:, ids] = _walk_spellings(table, list(spellings))[:, which]
+    spelled = [spellings.setdefault(text.translate(byte_classes), len(spellings)) for text in texts.values()]
+    illegal = torch.full_like(table[:, :1], ILLEGAL)
+    may_end = torch.where(torch.tensor(automaton.may_end), 0, ILLEGAL).to(torch.int16)[:, None]
+    columns = torch.cat([illegal, may_end, table, _walk_spellings(table, list(spellings))], dim=1)
+    columns[0] = 0
+    of_token = torch.zeros(vocab.size, dtype=torch.int64)
+    of_token[list(texts)] = torch.tensor(spelled, dtype=torch.int64) + 2 + table.shape[1]
     for i, name in enumerate(automaton.controls):
         if name in vocab.controls:  # a missing optional one has no id: what it leads to is never reached
-            columns[:, vocab.controls[name]] = table[:, automaton.symbol_class[BYTES + i]]
-    may_end = torch.tensor(automaton.may_end)
-    for token in terminal_ids:
-        columns[:, token] = torch.where(may_end, 0, ILLEGAL).to(torch.int16)
-    columns[0] = 0
-    return columns
+            of_token[vocab.controls[name]] = 2 + automaton.symbol_class[BYTES + i]
+    of_token[terminal_ids] = 1
+    return columns, of_token
 
 
 def _walk_spellings(table: Tensor, spellings: list[bytes]) -> Tensor:
@@ -181,24 +180,25 @@ def _walk_spellings(table: Tensor, spellings: list[bytes]) -> Tensor:
     return result
 
 
-def _merge_tokens(columns: Tensor) -> tuple[Tensor, Tensor]:
+def _merge_tokens(columns: Tensor, of_token: Tensor) -> tuple[Tensor, Tensor]:
     """Classes of equal columns, numbered by their first token: ([V] int16, [S, C] int16)."""
-    n_states, n_tokens = columns.shape
+    n_states, n_tokens = columns.shape[0], len(of_token)
     weights = torch.randint(-(2**62), 2**62, (n_states,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
-    hashes = torch.zeros(n_tokens, dtype=torch.int64)
+    hashes = torch.zeros(columns.shape[1], dtype=torch.int64)
     for state in range(n_states):
         hashes += (columns[state].to(torch.int64) + 2) * weights[state]
-    _, inverse = torch.unique(hashes, return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), n_tokens).scatter_reduce(0, inverse, torch.arange(n_tokens), "amin")
-    rank = torch.empty_like(first)
-    rank[first.argsort()] = torch.arange(len(first))
-    token_class = rank[inverse]
-    next_state = columns[:, first.sort().values].contiguous()
-    if len(first) > 32767:
-        raise FormatError(f"{len(first)} token classes do not fit int16; simplify the expression")
-    if not torch.equal(next_state[:, token_class], columns):
+    distinct, group = torch.unique(hashes, return_inverse=True)
+    first = torch.full_like(distinct, n_tokens).scatter_reduce(0, group[of_token], torch.arange(n_tokens), "amin")
+    kept = first.argsort()[: int((first < n_tokens).sum())]
+    rank = torch.full_like(distinct, ILLEGAL)
+    rank[kept] = torch.arange(len(kept))
+    if len(kept) > 32767:
+        raise FormatError(f"{len(kept)} token classes do not fit int16; simplify the expression")
+    next_state = columns[:, of_token[first[kept]]].contiguous()
+    used = rank[group] >= 0
+    if not torch.equal(next_state[:, rank[group[used]]], columns[:, used]):
         raise FormatError("two tokens of different behaviour share a hash; report this expression")
-    return token_class.to(torch.int16), next_state
+    return rank[group[of_token]].to(torch.int16), next_state
 
 
 def _state_flags(automaton: Automaton) -> Tensor:

@@ -60,6 +60,8 @@ class Vocabulary:
         Raises:
             VocabularyError: the object is of no known kind, or its byte encoding is not one that is understood.
         """
+        if isinstance(source, Vocabulary) and not controls and size in (None, source.size):
+            return source
         if isinstance(source, Vocabulary):
             texts, named = source.texts, dict(source.controls)
             size = max(size or 0, source.size)
