@@ -42,7 +42,7 @@ def test_every_named_error_is_a_value_error():
         ("harmonie", FormatError, r"unknown format 'harmonie'; did you mean 'harmony'\?"),
         ("nothing like it", FormatError, "Built-in formats: .*harmony"),
         ("no/such/file.json", FormatError, "cannot read format file no/such/file.json"),
-        (r"a[^\x00-\xff]", FormatError, "format custom: the expression does not compile"),
+        (r"a[^\x00-\xff]", FormatError, "format custom: the expression has a dead state"),
         ("«<tool>»[abc]*", VocabularyError, "needs the control token '<tool>', which this tokenizer does not have"),
         ("[abc]*«<end>»", FormatError, "'<end>' is a terminal and also stands in the expression"),
         ("[abc]*z", TableError, r"are dead: no legal end can be reached .* with the tokens of this vocabulary"),

@@ -57,6 +57,12 @@ def test_a_wrapped_tokenizer_is_read_through_its_backend():
     assert vocabulary.size == 301
 
 
+def test_a_transformers_tokenizer_is_read():
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_tokenizer(), eos_token="<|end|>")
+    assert Vocabulary.of(fast).digest == Vocabulary.of(byte_level_tokenizer()).digest
+
+
 def test_a_tiktoken_like_object_is_read_by_token():
     vocabulary = Vocabulary.of(o200k(), controls={"<|return|>": 200002})
     assert vocabulary.texts[o200k().encode_ordinary(" assistant")[0]] == b" assistant"

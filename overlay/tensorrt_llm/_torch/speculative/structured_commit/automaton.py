@@ -71,6 +71,11 @@ def _library_transitions(translated: Translated, name: str) -> tuple[dict[int, d
     try:
         index = Index(translated.regex, Vocabulary(len(symbols), {s: [i] for i, s in enumerate(symbols)}))
     except Exception as error:  # the library raises several kinds, all about the expression
+        if "no transitions" in str(error):
+            raise FormatError(
+                f"format {name}: the expression has a dead state, a place from which no turn can be completed; look "
+                "for a class or an alternative that nothing matches"
+            ) from error
         raise FormatError(f"format {name}: the expression does not compile: {error}") from error
     return index.get_transitions(), index.get_initial_state()
 
