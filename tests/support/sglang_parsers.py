@@ -8,6 +8,7 @@ the parsers themselves run as they are.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import sys
@@ -16,7 +17,7 @@ from functools import cache
 
 import pytest
 
-VERSION = "0.5.23"
+VERSION = "0.5.23"  # whose readings the tests name
 TOOLS = ("f", "g", "h")
 
 Call = tuple[str, object]
@@ -28,8 +29,8 @@ def sglang_module(name: str) -> types.ModuleType:
     """`sglang.srt.<name>`; skips the test where sglang is not installed."""
     if "sglang" not in sys.modules:
         spec = importlib.util.find_spec("sglang")
-        if spec is None:
-            pytest.skip("sglang is not installed")
+        if spec is None or importlib.metadata.version("sglang") != VERSION:
+            pytest.skip(f"sglang {VERSION} is not installed")
         root = types.ModuleType("sglang")
         root.__path__ = list(spec.submodule_search_locations)
         sys.modules["sglang"] = root

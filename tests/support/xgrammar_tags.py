@@ -68,9 +68,9 @@ def allowed_only_by_the_tag(tag: Tag, table: StructureTable, text: str, state: i
 
     All tokens of the vocabulary are compared at each place. Ends where the tag refuses a token.
     """
-    matcher = tag.matcher()
+    matcher, classes = tag.matcher(), table.token_class.long()
     for token in [*tag.chat.encode(text.replace("⏎", "\n")), None]:
-        legal = table.transitions[state][table.token_class.long()] >= 0
+        legal = table.transitions[state][classes] >= 0
         yield state, (tag.allowed(matcher) & ~legal).nonzero().flatten().tolist()
         if token is None or not matcher.accept_token(token):
             return
