@@ -1,7 +1,7 @@
 """`compile_format`: a format and a vocabulary in, a `StructureTable` out.
 
-The automaton over bytes and control tokens is walked along every token's bytes, all states at once, and tokens
-that behave alike in every state share a class. Since a token does exactly what its bytes do, the verdict on a
+The automaton over bytes and control tokens is walked along every token's bytes, all states at once, and tokens that
+behave alike in every state share a class. Since a token does exactly what its bytes do, the verdict on a
 stream does not depend on where its token boundaries fall.
 """
 
@@ -53,7 +53,7 @@ def compile_format(
     automaton = build_automaton(_whole_expression(form, openers), form.name)
     terminal_ids = _terminal_ids(form, vocab, missing)
     _require_controls(form, automaton, vocab, missing)
-    token_class, next_state = _merge_tokens(*_token_columns(automaton, form, vocab, terminal_ids))
+    token_class, next_state = _token_classes(automaton, form, vocab, terminal_ids)
     class_terminal = torch.zeros(next_state.shape[1], dtype=torch.bool)
     class_terminal[token_class[terminal_ids].long()] = True
     state_flags = _state_flags(automaton)
@@ -132,73 +132,71 @@ def _root_step(automaton: Automaton, control: str) -> int:
     return state
 
 
-def _token_columns(
+class _Behaviours:
+    """The distinct things a run of symbols can do: a column, the state after it from each state but the root.
+
+    Few exist beside the many spellings, so each (column, symbol) is composed once and looked up ever after.
+    """
+
+    def __init__(self, automaton: Automaton) -> None:
+        self._rows = automaton.next_state
+        self._after: list[list[int | None]] = []
+        self._number: dict[tuple[int, ...], int] = {}
+        self.columns: list[tuple[int, ...]] = []
+        self.nothing = self.number(tuple(range(1, len(self._rows))))
+
+    def number(self, column: tuple[int, ...]) -> int:
+        """The number of a column."""
+        if column not in self._number:
+            self._number[column] = len(self.columns)
+            self.columns.append(column)
+            self._after.append([None] * len(self._rows[0]))
+        return self._number[column]
+
+    def run(self, symbols: bytes | tuple[int, ...]) -> int:
+        """The number of what a run of symbol classes does."""
+        at = self.nothing
+        for symbol in symbols:
+            following = self._after[at][symbol]
+            if following is None:
+                column = tuple(s if s < 0 else self._rows[s][symbol] for s in self.columns[at])
+                following = self._after[at][symbol] = self.number(column)
+            at = following
+        return at
+
+
+def _token_classes(
     automaton: Automaton, form: Format, vocab: Vocabulary, terminal_ids: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Columns [S, U] int16, the state after a token from each state (−1 = illegal), and each token's column [V]."""
-    table = torch.tensor(automaton.next_state, dtype=torch.int16)
+    """Tokens that behave alike share a class: ([V] int16, [S, C] int16), numbered by their first token."""
+    behaviours = _Behaviours(automaton)
+    n_states = len(automaton.next_state)
     used = set(_used_controls(form, automaton))
-    texts = dict(vocab.texts)
-    texts.update({token: _OPAQUE_TEXT for name, token in vocab.controls.items() if name not in used})
     byte_classes = bytes.maketrans(bytes(range(BYTES)), bytes(automaton.symbol_class[:BYTES]))
+    does = [behaviours.number((ILLEGAL,) * (n_states - 1))] * vocab.size
     spellings: dict[bytes, int] = {}
-    spelled = [spellings.setdefault(text.translate(byte_classes), len(spellings)) for text in texts.values()]
-    illegal = torch.full_like(table[:, :1], ILLEGAL)
-    may_end = torch.where(torch.tensor(automaton.may_end), 0, ILLEGAL).to(torch.int16)[:, None]
-    columns = torch.cat([illegal, may_end, table, _walk_spellings(table, list(spellings))], dim=1)
-    columns[0] = 0
-    of_token = torch.zeros(vocab.size, dtype=torch.int64)
-    of_token[list(texts)] = torch.tensor(spelled, dtype=torch.int64) + 2 + table.shape[1]
+    for token, text in vocab.texts.items():
+        spelling = text.translate(byte_classes)
+        if spelling not in spellings:
+            spellings[spelling] = behaviours.run(spelling)
+        does[token] = spellings[spelling]
+    opaque = behaviours.run(_OPAQUE_TEXT.translate(byte_classes))
+    for name, token in vocab.controls.items():
+        if name not in used:
+            does[token] = opaque
     for i, name in enumerate(automaton.controls):
         if name in vocab.controls:  # a missing optional one has no id: what it leads to is never reached
-            of_token[vocab.controls[name]] = 2 + automaton.symbol_class[BYTES + i]
-    of_token[terminal_ids] = 1
-    return columns, of_token
-
-
-def _walk_spellings(table: Tensor, spellings: list[bytes]) -> Tensor:
-    """[S, N] int16: the state after each spelling (a string of symbol classes) from each state."""
-    n_states, n_classes = table.shape
-    order = sorted(range(len(spellings)), key=lambda i: len(spellings[i]), reverse=True)
-    lengths = [len(spellings[i]) for i in order]
-    width = max(lengths, default=0)
-    padded = b"".join(spellings[i].ljust(width, b"\0") for i in order)
-    symbols = torch.frombuffer(bytearray(padded or b"\0"), dtype=torch.uint8)[: len(order) * width]
-    symbols = symbols.view(len(order), width).T.contiguous() if width else symbols.view(0, len(order))
-    dead = torch.full((1, n_classes), n_states, dtype=torch.int32)
-    flat = torch.cat([torch.where(table < 0, n_states, table).to(torch.int32), dead]).flatten()
-    state = torch.arange(n_states, dtype=torch.int32)[:, None].repeat(1, len(order))
-    alive = len(order)
-    for position in range(width):
-        while alive and lengths[alive - 1] <= position:
-            alive -= 1
-        index = state[:, :alive] * n_classes + symbols[position, :alive].to(torch.int32)
-        state[:, :alive] = flat.index_select(0, index.flatten()).view_as(index)
-    state = torch.where(state == n_states, ILLEGAL, state).to(torch.int16)
-    result = torch.empty_like(state)
-    result[:, order] = state
-    return result
-
-
-def _merge_tokens(columns: Tensor, of_token: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes of equal columns, numbered by their first token: ([V] int16, [S, C] int16)."""
-    n_states, n_tokens = columns.shape[0], len(of_token)
-    weights = torch.randint(-(2**62), 2**62, (n_states,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
-    hashes = torch.zeros(columns.shape[1], dtype=torch.int64)
-    for state in range(n_states):
-        hashes += (columns[state].to(torch.int64) + 2) * weights[state]
-    distinct, group = torch.unique(hashes, return_inverse=True)
-    first = torch.full_like(distinct, n_tokens).scatter_reduce(0, group[of_token], torch.arange(n_tokens), "amin")
-    kept = first.argsort()[: int((first < n_tokens).sum())]
-    rank = torch.full_like(distinct, ILLEGAL)
-    rank[kept] = torch.arange(len(kept))
-    if len(kept) > 32767:
-        raise FormatError(f"{len(kept)} token classes do not fit int16; simplify the expression")
-    next_state = columns[:, of_token[first[kept]]].contiguous()
-    used = rank[group] >= 0
-    if not torch.equal(next_state[:, rank[group[used]]], columns[:, used]):
-        raise FormatError("two tokens of different behaviour share a hash; report this expression")
-    return rank[group[of_token]].to(torch.int16), next_state
+            does[vocab.controls[name]] = behaviours.run((automaton.symbol_class[BYTES + i],))
+    ends = behaviours.number(tuple(0 if may_end else ILLEGAL for may_end in automaton.may_end[1:]))
+    for token in terminal_ids:
+        does[token] = ends
+    numbers: dict[int, int] = {}
+    classes = [numbers.setdefault(behaviour, len(numbers)) for behaviour in does]
+    if len(numbers) > 32767:
+        raise FormatError(f"format {form.name}: {len(numbers)} token classes do not fit int16; simplify the expression")
+    next_state = torch.zeros(n_states, len(numbers), dtype=torch.int16)
+    next_state[1:] = torch.tensor([behaviours.columns[b] for b in numbers], dtype=torch.int16).T
+    return torch.tensor(classes, dtype=torch.int16), next_state
 
 
 def _state_flags(automaton: Automaton) -> Tensor:
