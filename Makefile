@@ -64,9 +64,14 @@ need-tree:
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml Makefile
 	@echo "setting up $(VENV) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(RUN) -c 'import tomllib; d = tomllib.load(open("pyproject.toml", "rb")); \
+	  print(*d["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/requirements.txt
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/requirements.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 # its parsers; the rest needs CUDA
+	@# The package is found where it lies: an editable install would leave its metadata in the overlay.
+	@$(RUN) -c 'import pathlib, sysconfig; folder = pathlib.Path(sysconfig.get_path("purelib")); \
+	  (folder / "structured_commit.pth").write_text(str(pathlib.Path("overlay/tensorrt_llm/_torch/speculative").resolve()))'
 	@touch $@

@@ -175,12 +175,16 @@ def _numbers(lines: tuple[int, ...]) -> str:
     return ", ".join(map(str, lines))
 
 
+_BY_PRODUCTS = ("__pycache__", ".pyc", ".egg-info")
+
+
 def read_overlay(series: Series) -> dict[str, bytes]:
     """The files that are added to a tree, by their path there."""
     files: dict[str, bytes] = {}
     for place in sorted(series.overlay.rglob("*")):
         path = place.relative_to(series.overlay).as_posix()
-        if "__pycache__" in path.split("/") or place.suffix == ".pyc" or (place.is_dir() and not place.is_symlink()):
+        made_by_tools = any(part.endswith(_BY_PRODUCTS) for part in path.split("/"))
+        if made_by_tools or (place.is_dir() and not place.is_symlink()):
             continue
         if place.is_symlink() or not path.startswith(f"{PACKAGE}/"):
             raise SeriesInvalid(f"an overlay holds plain files under {PACKAGE}/", place=str(place))

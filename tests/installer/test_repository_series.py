@@ -3,10 +3,12 @@
 import ast
 import inspect
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from scripts.installer.plan import read_overlay
 from scripts.installer.series import load_series
 from scripts.installer.validate import validate
 from structured_commit import hooks
@@ -37,3 +39,16 @@ def test_every_hook_that_a_patch_calls_exists_and_takes_the_arguments():
 @pytest.mark.parametrize("name", hooks.__all__)
 def test_every_hook_says_what_it_is_for(name):
     assert getattr(hooks, name).__doc__
+
+
+def test_the_overlay_is_the_package_and_nothing_that_tools_left_beside_it(tmp_path):
+    source = tmp_path / "repository"
+    for part in ("patches", "overlay"):
+        shutil.copytree(part, source / part, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    package = source / "overlay/tensorrt_llm/_torch/speculative/structured_commit"
+    expected = {str(p.relative_to(source / "overlay")) for p in (source / "overlay").rglob("*") if p.is_file()}
+    assert {Path(name).suffix for name in expected} == {".py", ".json"}
+    for left in (package / "__pycache__/stage.pyc", package.with_suffix(".egg-info") / "PKG-INFO"):
+        left.parent.mkdir()
+        left.write_text("")
+    assert set(read_overlay(load_series(source / "patches/series.toml"))) == expected
