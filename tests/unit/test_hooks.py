@@ -280,6 +280,18 @@ def test_a_shape_that_is_not_understood_passes_and_is_counted_and_said_once(acti
     assert stage.state[1] == 0
 
 
+def test_metadata_that_is_not_understood_does_not_fail_the_batch(active):
+    stage = active()
+    hooks.bind(metadata(), [request(1, [TURN, OPEN], 1)])
+    tokens, counts = window([[END, A]], 2)
+    broken = metadata(is_all_greedy_sample=False, temperatures="none")
+    hooks.commit_strict(WORKER, tokens, counts, favouring(A, 2), 0, 1, broken)
+    hooks.commit_tree(SimpleNamespace(), tokens, counts, favouring(A, 2), 0, 1, metadata())
+    assert (tokens.tolist(), counts.tolist()) == ([[END, A]], [2])
+    assert sum(RUNTIME.aside.values()) == 2
+    assert stage.state[1] == 0
+
+
 def test_a_padded_vocabulary_is_cut_to_the_tables(active):
     active()
     hooks.bind(metadata(), [request(1, [TURN, OPEN], 1)])

@@ -20,6 +20,7 @@ from .runtime import FORCED, RUNTIME
 from .settings import validated_field
 from .two_model import accept_on_device, host_recovered, host_rejection, host_stop
 
+_Sampling = tuple[Distribution, Distribution]  # of context rows, of generation rows
 _CHANGED = int(Event.REPAIRED | Event.TRIMMED | Event.CUT | Event.GATED | Event.ROLLED_BACK)
 
 __all__ = [
@@ -88,7 +89,10 @@ def bind(metadata, requests: list) -> None:
 def commit_strict(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata):
     """After strict acceptance. Returns the same (accepted_tokens [B, K+1] int32, num_accepted_tokens [B] int32)."""
     if RUNTIME.stage is not None:
-        sampling = _sampling(spec_metadata, num_contexts, batch_size, accepted_tokens.shape[1])
+
+        def sampling() -> _Sampling:
+            return _sampling(spec_metadata, num_contexts, batch_size, accepted_tokens.shape[1])
+
         _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
     return accepted_tokens, num_accepted_tokens
 
@@ -98,9 +102,11 @@ def commit_rejection(
 ):
     """After rejection sampling; `target_probs` [G, K+1, V] float32, None without generation rows."""
     if RUNTIME.stage is not None:
-        contexts, _ = _sampling(spec_metadata, num_contexts, num_contexts, accepted_tokens.shape[1])
-        generation = Distribution(probs=_fitted(target_probs))
-        sampling = (contexts, generation)
+
+        def sampling() -> _Sampling:
+            contexts, _ = _sampling(spec_metadata, num_contexts, num_contexts, accepted_tokens.shape[1])
+            return contexts, Distribution(probs=_fitted(target_probs))
+
         _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
     return accepted_tokens, num_accepted_tokens
 
@@ -108,8 +114,7 @@ def commit_rejection(
 def commit_thop(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata):
     """After MTP's fused strict op, whose law is argmax."""
     if RUNTIME.stage is not None:
-        greedy = (Distribution(), Distribution())
-        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, greedy)
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, _greedy)
     return accepted_tokens, num_accepted_tokens
 
 
@@ -119,7 +124,10 @@ def commit_single(worker, target_tokens, logits, num_contexts, batch_size, spec_
         return target_tokens
     tokens = target_tokens[:batch_size].to(torch.int32).view(-1, 1)
     counts = torch.ones_like(tokens[:, 0])
-    sampling = _sampling(spec_metadata, batch_size, batch_size, 1)
+
+    def sampling() -> _Sampling:
+        return _sampling(spec_metadata, batch_size, batch_size, 1)
+
     _commit(worker, tokens, counts, logits, batch_size, batch_size, sampling)
     target_tokens[:batch_size].copy_(tokens[:, 0])
     return target_tokens
@@ -137,8 +145,7 @@ def commit_relaxed(
     recomputed in place from what was committed, starting at `deltas`."""
     if RUNTIME.stage is None or deltas is None:
         return accepted_tokens, num_accepted_tokens
-    greedy = (Distribution(), Distribution())
-    events = _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, greedy)
+    events = _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, _greedy)
     if events is not None:
         _restore_deltas(
             worker, accepted_tokens, num_accepted_tokens, spec_metadata.slot_ids[:batch_size], pool, deltas, events
@@ -152,15 +159,16 @@ def commit_tree(
 ) -> None:
     """After tree verification, in place on the persistent buffers. `logits` [C + G·N, V] in tree order; path column j
     has the request's root row for j = 0, else row index[j − 1] + 1 of its N rows."""
-    nodes = worker.tokens_per_gen_step
     generation = batch_size - num_contexts
-    index = worker._accepted_draft_indices_tensor[num_contexts:batch_size].long()
-    root = torch.arange(generation, device=index.device)[:, None] * nodes
-    paths = torch.cat([torch.zeros_like(root), index.clamp(min=-1) + 1], dim=1)[:, : accepted_tokens.shape[1]] + root
-    sampling = (Distribution(), Distribution())
-    if not greedy:
-        sampling = _sampling(spec_metadata, num_contexts, batch_size, nodes)
-    sampling = (sampling[0], sampling[1]._replace(source_rows=paths))
+
+    def sampling() -> _Sampling:
+        nodes = worker.tokens_per_gen_step
+        index = worker._accepted_draft_indices_tensor[num_contexts:batch_size].long()
+        root = torch.arange(generation, device=index.device)[:, None] * nodes
+        path = torch.cat([torch.zeros_like(root), index.clamp(min=-1) + 1], dim=1)[:, : accepted_tokens.shape[1]]
+        contexts, rest = _greedy() if greedy else _sampling(spec_metadata, num_contexts, batch_size, nodes)
+        return contexts, rest._replace(source_rows=path + root)
+
     _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
     drafted_from = getattr(worker, "_accept_token", None)
     if drafted_from is not None and generation:
@@ -192,9 +200,12 @@ def _commit(
     logits: Tensor | None,
     num_contexts: int,
     batch_size: int,
-    sampling: tuple[Distribution, Distribution],
+    sampling: Callable[[], _Sampling],
 ) -> Tensor | None:
-    """Commit context and generation rows in place. Returns events [B] int32, or None if the stage stood aside."""
+    """Commit context and generation rows in place; `sampling` gives what to redraw from, for each of the two.
+
+    Returns events [B] int32, or None if the stage stood aside.
+    """
     stage, rows = RUNTIME.stage, RUNTIME.rows[:batch_size]
     if getattr(worker, "force_num_accepted_tokens", 0):
         RUNTIME.stand_aside(FORCED)
@@ -205,9 +216,10 @@ def _commit(
         empty = counts[:batch_size] < 1
         slots = torch.where(empty, stage.num_slots, rows)
         events = torch.zeros_like(counts[:batch_size])
+        contexts, generation = sampling()
         parts = (
-            (slice(0, num_contexts), 1, sampling[0]),
-            (slice(num_contexts, batch_size), tokens.shape[1], sampling[1]),
+            (slice(0, num_contexts), 1, contexts),
+            (slice(num_contexts, batch_size), tokens.shape[1], generation),
         )
         for part, width, given in parts:
             if part.stop > part.start:
@@ -239,13 +251,17 @@ def _fitted(scores: Tensor | None) -> Tensor | None:
     return scores if scores is None or scores.shape[-1] <= vocab else scores[..., :vocab]
 
 
-def _sampling(metadata, num_contexts: int, batch_size: int, width: int) -> tuple[Distribution, Distribution]:
+def _greedy() -> _Sampling:
+    return Distribution(), Distribution()
+
+
+def _sampling(metadata, num_contexts: int, batch_size: int, width: int) -> _Sampling:
     """The sampler's settings for context rows and generation rows; parameters lie one for each logits row."""
     greedy = getattr(metadata, "is_all_greedy_sample", None)
     if greedy is None:  # trees before it had a switch of their own
         greedy = not getattr(metadata, "allow_advanced_sampling", False)
     if greedy or getattr(metadata, "temperatures", None) is None:
-        return Distribution(), Distribution()
+        return _greedy()
     end = num_contexts + (batch_size - num_contexts) * width
     columns = (metadata.temperatures, metadata.top_ks, metadata.top_ps)
     contexts = (None if c is None else c[:num_contexts] for c in columns)
