@@ -97,9 +97,7 @@ def family_vocabulary(form: Format | str) -> ChatVocabulary:
     form = builtin_format(form) if isinstance(form, str) else form
     if form.name == "harmony":
         return harmony_vocabulary()
-    expressions = [form.turn, *form.turn_openers, *form.rules.values()]
-    named = [name for e in expressions for name in re.findall("«([^»]+)»", e)]
-    return with_controls([*named, *form.terminals, *form.never])
+    return with_controls([*form.written_controls, *form.terminals, *form.never])
 
 
 @cache

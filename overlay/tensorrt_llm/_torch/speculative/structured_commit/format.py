@@ -63,11 +63,15 @@ class Format:
                 raise FormatError(f"format {self.name}: turn opener {opener!r} must begin with a «control token»")
 
     @property
+    def written_controls(self) -> tuple[str, ...]:
+        """The control tokens that stand in the format's expressions, once each."""
+        expressions = (self.turn, *self.turn_openers, *self.rules.values())
+        return tuple(dict.fromkeys(name for e in expressions for name in re.findall("«([^»]+)»", e)))
+
+    @property
     def required_controls(self) -> frozenset[str]:
         """Control tokens without which a tokenizer cannot speak this format."""
-        expressions = (self.turn, *self.turn_openers, *self.rules.values())
-        named = {name for e in expressions for name in re.findall("«([^»]+)»", e)}
-        return frozenset(named | set(self.terminals)) - self.optional
+        return frozenset((*self.written_controls, *self.terminals)) - self.optional
 
     @property
     def digest(self) -> str:

@@ -9,7 +9,6 @@ rows untracked, counts the reason and says so once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 
 import torch
 from torch import Tensor
@@ -61,28 +60,16 @@ def build(llm_args, checkpoint_dir, tokenizer, model_engine, sampler, spec_confi
     RUNTIME.build(value, checkpoint_dir, getattr(mapping, "rank", 0), serves)
 
 
-def _aside_on_error(hook: Callable) -> Callable:
-    @wraps(hook)
-    def guarded(*args, **kwargs):
-        if RUNTIME.stage is None:
-            return None
-        try:
-            return hook(*args, **kwargs)
-        except Exception as error:  # an exception here would fail every active request
-            RUNTIME.stand_aside(f"{hook.__name__}: {type(error).__name__}: {error}")
-            return None
-
-    return guarded
-
-
 def bind(metadata, requests: list) -> None:
     """Tell the stage which request each row of the coming step belongs to. Host side, before the forward."""
     if RUNTIME.stage is None or not metadata.spec_dec_mode.use_one_engine():
         return
-    try:
+
+    def bind_rows() -> bool:
         RUNTIME.bind(requests)
-    except Exception as error:  # an exception here would fail every active request
-        RUNTIME.stand_aside(f"bind: {type(error).__name__}: {error}")
+        return True
+
+    if not RUNTIME.guarded(bind_rows, False):
         RUNTIME.write_rows([])
 
 
@@ -153,12 +140,13 @@ def commit_relaxed(
     return accepted_tokens, num_accepted_tokens
 
 
-@_aside_on_error
 def commit_tree(
     worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata, greedy=False
 ) -> None:
     """After tree verification, in place on the persistent buffers. `logits` [C + G·N, V] in tree order; path column j
     has the request's root row for j = 0, else row index[j − 1] + 1 of its N rows."""
+    if RUNTIME.stage is None:
+        return
     generation = batch_size - num_contexts
 
     def sampling() -> _Sampling:
@@ -169,11 +157,14 @@ def commit_tree(
         contexts, rest = _greedy() if greedy else _sampling(spec_metadata, num_contexts, batch_size, nodes)
         return contexts, rest._replace(source_rows=path + root)
 
+    def copy_to_drafter() -> None:
+        drafted_from = getattr(worker, "_accept_token", None)
+        if drafted_from is not None and generation:
+            width = min(drafted_from.shape[1], accepted_tokens.shape[1])
+            drafted_from[:generation, :width].copy_(accepted_tokens[num_contexts:batch_size, :width])
+
     _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
-    drafted_from = getattr(worker, "_accept_token", None)
-    if drafted_from is not None and generation:
-        width = min(drafted_from.shape[1], accepted_tokens.shape[1])
-        drafted_from[:generation, :width].copy_(accepted_tokens[num_contexts:batch_size, :width])
+    RUNTIME.guarded(copy_to_drafter, None)
 
 
 def veto_fused(worker) -> bool:
@@ -185,12 +176,12 @@ def guard_draft_loop(spec_metadata, num_accepted_draft_tokens: Tensor, attn_meta
     """What the two-model drafting loop may advance by: never below 0, never past the row's own tokens."""
     if RUNTIME.stage is None:
         return num_accepted_draft_tokens
-    try:
-        lengths = attn_metadata._seq_lens_cuda[: num_accepted_draft_tokens.shape[0]]
-        return torch.minimum(num_accepted_draft_tokens, lengths.to(num_accepted_draft_tokens.dtype) - 1).clamp(min=0)
-    except Exception as error:  # the loop must go on
-        RUNTIME.stand_aside(f"guard_draft_loop: {type(error).__name__}: {error}")
-        return num_accepted_draft_tokens
+    return RUNTIME.guarded(_within_rows, num_accepted_draft_tokens, num_accepted_draft_tokens, attn_metadata)
+
+
+def _within_rows(num_accepted: Tensor, attn_metadata) -> Tensor:
+    lengths = attn_metadata._seq_lens_cuda[: num_accepted.shape[0]]
+    return torch.minimum(num_accepted, lengths.to(num_accepted.dtype) - 1).clamp(min=0)
 
 
 def _commit(
@@ -206,32 +197,40 @@ def _commit(
 
     Returns events [B] int32, or None if the stage stood aside.
     """
-    stage, rows = RUNTIME.stage, RUNTIME.rows[:batch_size]
+    events = None
     if getattr(worker, "force_num_accepted_tokens", 0):
         RUNTIME.stand_aside(FORCED)
-        stage.untrack_(rows)
-        return None
-    try:
-        # Rows without a token (early rejection sampling leaves contexts at 0) are not the stage's business.
-        empty = counts[:batch_size] < 1
-        slots = torch.where(empty, stage.num_slots, rows)
-        events = torch.zeros_like(counts[:batch_size])
-        contexts, generation = sampling()
-        parts = (
-            (slice(0, num_contexts), 1, contexts),
-            (slice(num_contexts, batch_size), tokens.shape[1], generation),
-        )
-        for part, width, given in parts:
-            if part.stop > part.start:
-                ready = _with_logits(given, logits, part, width)
-                done = stage.commit_(tokens[part, :width], counts[part], slots[part], **ready._asdict())
-                events[part].copy_(done)
-        counts[:batch_size].masked_fill_(empty, 0)
-        return events
-    except Exception as error:  # an exception in the forward fails the whole batch
-        RUNTIME.stand_aside(f"commit: {type(error).__name__}: {error}")
-        stage.untrack_(rows)
-        return None
+    else:
+        events = RUNTIME.guarded(_commit_rows, None, tokens, counts, logits, num_contexts, batch_size, sampling)
+    if events is None:
+        RUNTIME.stage.untrack_(RUNTIME.rows[:batch_size])
+    return events
+
+
+def _commit_rows(
+    tokens: Tensor,
+    counts: Tensor,
+    logits: Tensor | None,
+    num_contexts: int,
+    batch_size: int,
+    sampling: Callable[[], _Sampling],
+) -> Tensor:
+    stage = RUNTIME.stage
+    # Rows without a token (early rejection sampling leaves contexts at 0) are not the stage's business.
+    empty = counts[:batch_size] < 1
+    slots = torch.where(empty, stage.num_slots, RUNTIME.rows[:batch_size])
+    events = torch.zeros_like(counts[:batch_size])
+    contexts, generation = sampling()
+    parts = (
+        (slice(0, num_contexts), 1, contexts),
+        (slice(num_contexts, batch_size), tokens.shape[1], generation),
+    )
+    for part, width, given in parts:
+        if part.stop > part.start:
+            ready = _with_logits(given, logits, part, width)
+            events[part] = stage.commit_(tokens[part, :width], counts[part], slots[part], **ready._asdict())
+    counts[:batch_size].masked_fill_(empty, 0)
+    return events
 
 
 def _with_logits(given: Distribution, logits: Tensor | None, part: slice, width: int) -> Distribution:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -77,6 +78,14 @@ class Runtime:
         self.aside[reason] += 1
         if self.aside[reason] == 1:
             log.warning(f"structured_commit stands aside: {reason}; said once, counted from here on")
+
+    def guarded(self, decide: Callable, fallback, *args):
+        """`decide(*args)`, or `fallback` where it raises: an exception in a hook would fail every active request."""
+        try:
+            return decide(*args)
+        except Exception as error:
+            self.stand_aside(f"{decide.__name__.lstrip('_')}: {type(error).__name__}: {error}")
+            return fallback
 
     def bind(self, requests: list) -> None:
         """Write the slots whose owner changed or whose request is in its context phase, and the row table."""

@@ -88,6 +88,7 @@ class CommitStage:
         self.counters = torch.zeros(len(COUNTERS), dtype=torch.int64, device=device)
         self.counter_reader = CounterReader(self.counters)
         self._owners: dict[int, Hashable] = {}
+        self._from_stray = self.table.transitions[self.table.stray].long()
         self._class_legal = self.table.transitions >= 0
         self._class_index = self.table.token_class.long()
         flags = self.table.state_flags.new_zeros(self.table.num_states + 2)
@@ -243,7 +244,6 @@ class CommitStage:
         inside = column < length[:, None]
         known = (tokens >= 0) & (tokens < table.vocab_size)
         token_class = self._class_index[torch.where(inside & known, tokens, 0)]
-        from_stray = table.transitions[table.stray].long()
         state = self.state[slot].long()
         path = [state]
         illegal, terminal = [], []
@@ -253,7 +253,7 @@ class CommitStage:
             follow = torch.where(known[:, i], follow, torch.where(tracked, -1, state))
             follow = torch.where(inside[:, i], follow, state)
             illegal.append(follow < 0)
-            let_through = torch.where(known[:, i], from_stray[token_class[:, i]], table.stray)
+            let_through = torch.where(known[:, i], self._from_stray[token_class[:, i]], table.stray)
             follow = torch.where(follow < 0, let_through, follow)
             terminal.append((follow == table.ended) & (state != table.ended))
             state = follow

@@ -20,7 +20,7 @@ def host_stop(request, token: int) -> bool:
     """Whether `token` must not be appended: greedy and tree verification ask before every token but the first."""
     if RUNTIME.stage is None or getattr(request, "py_is_draft", False):
         return False
-    return bool(_guarded(_stops, False, request, int(token)))
+    return bool(RUNTIME.guarded(_stops, False, request, int(token)))
 
 
 def host_rejection(request, num_accepted: int, sample_last: bool, target_probs: Tensor, new_tokens_list):
@@ -35,14 +35,14 @@ def host_rejection(request, num_accepted: int, sample_last: bool, target_probs: 
     given = (num_accepted, sample_last, None)
     if RUNTIME.stage is None or getattr(request, "py_is_draft", False):
         return given
-    return _guarded(_cut_drafts, given, request, num_accepted, sample_last, target_probs, new_tokens_list)
+    return RUNTIME.guarded(_cut_drafts, given, request, num_accepted, sample_last, target_probs, new_tokens_list)
 
 
 def host_recovered(request, token: int, probs: Tensor) -> int:
     """The token to append where upstream drew `token`; `probs` [V] is the target's distribution there."""
     if RUNTIME.stage is None or getattr(request, "py_is_draft", False):
         return token
-    return _guarded(_legal_token, token, request, token, probs)
+    return RUNTIME.guarded(_legal_token, token, request, token, probs)
 
 
 def accept_on_device(executor, num_accepted_tokens: Tensor, target_tokens: Tensor, scheduled_batch):
@@ -56,16 +56,8 @@ def accept_on_device(executor, num_accepted_tokens: Tensor, target_tokens: Tenso
     """
     if RUNTIME.stage is None:
         return num_accepted_tokens, target_tokens
-    cut = _guarded(_cut_on_device, num_accepted_tokens, num_accepted_tokens, target_tokens, scheduled_batch)
+    cut = RUNTIME.guarded(_cut_on_device, num_accepted_tokens, num_accepted_tokens, target_tokens, scheduled_batch)
     return cut, target_tokens
-
-
-def _guarded(decide, fallback, *args):
-    try:
-        return decide(*args)
-    except Exception as error:  # one exception in the sampler fails every active request
-        RUNTIME.stand_aside(f"{decide.__name__}: {type(error).__name__}: {error}")
-        return fallback
 
 
 def _state(request) -> int:
