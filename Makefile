@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format replay formats check apply status diff export revert check-series bench-apply conform clean
+.PHONY: help demo test lint format replay formats check apply status diff export revert check-series bench-apply conform fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,6 +60,9 @@ conform: need-tree $(READY) ## compare TRTLLM=… with the facts that the patche
 .PHONY: need-tree
 need-tree:
 	@test -n "$(TRTLLM)" || { echo "say where TensorRT-LLM is: make <target> TRTLLM=<checkout or site-packages>"; exit 2; }
+
+fuzz: $(READY) ## a million windows through the stage, its definition and the host twin
+	@OMP_NUM_THREADS=1 $(RUN) -m scripts.fuzz $(ARGS)
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The fuzzer: random automata, windows and schedules; the stage against its definition written out again."""
