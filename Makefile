@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format replay formats check apply status diff export revert check-series bench-apply conform fuzz clean
+.PHONY: help demo test lint format replay formats check apply status diff export revert check-series bench bench-apply conform fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -50,6 +50,9 @@ revert: need-tree $(READY) ## take everything out of TRTLLM=… again, byte for 
 
 check-series: $(READY) ## run every patch rule's own cases
 	@$(RUN) -m scripts.installer check-series $(ARGS)
+
+bench: $(READY) ## what a step costs, the stage and its peers; ARGS="--json FILE --png FILE" writes the figures
+	@$(RUN) -m scripts.bench $(ARGS)
 
 bench-apply: $(READY) ## time check and apply on a tree of 20,000 files against git status
 	@$(RUN) -m scripts.bench_apply --tree tests/upstream/w13b $(ARGS)
