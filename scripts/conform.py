@@ -240,7 +240,7 @@ def _binds(node: ast.AST) -> set[str]:
     """Names that a statement gives a value to."""
     if isinstance(node, ast.Assign):
         return {name for target in node.targets for name in _targets(target)}
-    if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For, ast.NamedExpr)):
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign, ast.For, ast.AsyncFor, ast.NamedExpr)):
         return _targets(node.target)
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}

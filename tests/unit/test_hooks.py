@@ -170,10 +170,13 @@ def test_bind_gives_each_row_its_slot_and_dummies_none(active):
 
 def test_bind_keeps_what_the_device_knows_and_rebinds_on_change(active):
     stage = active()
-    hooks.bind(metadata(), [request(2, [TURN, OPEN], 9)])
+    running = request(2, [TURN, OPEN], 9)
+    hooks.bind(metadata(), [running])
     stage.state[2] = stage.table.ended
-    hooks.bind(metadata(), [request(2, [TURN], 9)])  # the host is a step behind
+    hooks.bind(metadata(), [running])  # the host is a step behind
     assert stage.state[2] == stage.table.ended
+    hooks.bind(metadata(), [request(2, [TURN, OPEN], 9)])  # another executor gave the same number to another request
+    assert stage.table.host.block_open(int(stage.state[2]))
     hooks.bind(metadata(), [request(2, [TURN], 10)])  # the slot was reused
     assert stage.state[2] == stage.table.info.start or stage.state[2] == stage.table.host.locate([TURN])
     hooks.bind(metadata(), [request(2, [TURN, OPEN], 10, context=True)])  # resumed after a pause

@@ -38,7 +38,7 @@ class Decoded:
         seed=4,
     ):
         self.target, self.checkpoint = checkpoint.target(seed), checkpoint
-        path = path.with_thinking_tokens(checkpoint.ids["a"], checkpoint.ids["}"])
+        path = path.with_thinking_tokens(*checkpoint.thinking_tokens)
         self.engine = path.engine(
             tree,
             self.target,
@@ -68,6 +68,12 @@ class Decoded:
         return {request: at for request, at in found.items() if at is not None}
 
     @property
+    def committed_behind_an_end(self) -> list[list[int]]:
+        """Windows in which the device committed something behind a terminal, one-model only."""
+        windows = self.engine.executor.model_engine.checker.windows
+        return [tokens for _, tokens in windows if self.checkpoint.end_id in tokens[:-1]]
+
+    @property
     def tokens(self) -> dict[int, list[int]]:
         return self.run.tokens
 
@@ -80,6 +86,7 @@ class Decoded:
 def test_greedy_repair_is_the_constrained_target(patched, checkpoint, window, path, way):
     decoded = Decoded(patched(window), path, checkpoint, way=SETTINGS[way])
     assert decoded.tokens == decoded.constrained
+    assert not decoded.committed_behind_an_end
     assert not decoded.aside
     assert 0 < decoded.counters["repaired"] < decoded.counters["windows"]
 
@@ -88,6 +95,7 @@ def test_greedy_repair_is_the_constrained_target(patched, checkpoint, window, pa
 def test_sampled_repair_commits_only_legal_tokens(patched, checkpoint, window, path, way):
     decoded = Decoded(patched(window), path, checkpoint, way=SETTINGS[way])
     assert not decoded.illegal
+    assert not decoded.committed_behind_an_end
     assert not decoded.aside
     assert decoded.counters["repaired"] > 0
 
@@ -96,6 +104,7 @@ def test_sampled_repair_commits_only_legal_tokens(patched, checkpoint, window, p
 def test_relaxed_repair_commits_only_legal_tokens(patched, checkpoint, window, path, way):
     decoded = Decoded(patched(window), path, checkpoint, way=SETTINGS[way])
     assert not decoded.illegal
+    assert not decoded.committed_behind_an_end
     assert not decoded.aside
     assert decoded.counters["repaired"] > 0
 
@@ -143,7 +152,8 @@ def test_trimmed_windows_end_with_the_terminal(patched, checkpoint, window):
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_later_readers_see_what_was_committed(patched, checkpoint, window):
-    for path in (BY_NAME["mtp-strict"], BY_NAME["mtp-relaxed"], BY_NAME["eagle3-rejection"], BY_NAME["eagle3-relaxed"]):
+    names = ("mtp-strict", "mtp-relaxed", "eagle3-rejection", "eagle3-relaxed")
+    for path in (BY_NAME[name] for name in names if window in BY_NAME[name].windows):
         recorder = SaRecorder()
         decoded = Decoded(patched(window), path, checkpoint, count=1, recorder=recorder)
         (tokens,) = decoded.tokens.values()
@@ -235,9 +245,10 @@ def test_two_model_device_and_host_cut_alike_under_overlap(patched, checkpoint):
     assert not decoded.aside
 
 
-@pytest.mark.parametrize("window", ["w13a", "w13b"])
+@pytest.mark.parametrize("window", ["w12", "w13a", "w13b"])
 def test_two_model_rejection_redraws_illegal_tokens(patched, checkpoint, window):
-    decoded = Decoded(patched(window), BY_NAME["two-model-rejection"], checkpoint, seed=0)
+    path = BY_NAME["two-model-recovering" if window == "w12" else "two-model-rejection"]
+    decoded = Decoded(patched(window), path, checkpoint, seed=0)
     assert set(decoded.illegal.values()) <= {0}, "only the first token, which no rejection step verifies"
 
 

@@ -63,6 +63,11 @@ class Checkpoint:
     def end_id(self) -> int:
         return self.ids["<|im_end|>"]
 
+    @property
+    def thinking_tokens(self) -> tuple[int, int]:
+        """What begins and ends a thinking phase, where relaxed acceptance is on."""
+        return self.ids["a"], self.ids["}"]
+
     def section(self, policy: str = "repair", **more: Any) -> dict[str, Any]:
         """The `structured_commit` section for this checkpoint."""
         settings = {"format": str(self.folder / "toy.json"), "cache_dir": str(self.folder / "tables")}

@@ -6,6 +6,7 @@ Facts: X §4 (strict models, subclasses by `decoding_type`, Eagle rebuilt as Eag
 from __future__ import annotations
 
 from enum import Enum
+from functools import cache
 from types import ModuleType
 from typing import Any, Literal
 
@@ -23,10 +24,17 @@ class SpeculativeDecodingMode(Enum):
     DRAFT_TARGET_ONE_MODEL = "Draft_Target"
     NGRAM = "NGram"
     DFLASH = "DFlash"
+    PARD = "PARD"
+    DSPARK = "DSpark"
+    SA = "SA"
     TWO_MODEL = "User_Provided"
 
     def use_one_engine(self) -> bool:
         return self is not SpeculativeDecodingMode.TWO_MODEL
+
+    def drafts_blocks(self) -> bool:
+        kinds = SpeculativeDecodingMode.PARD, SpeculativeDecodingMode.DFLASH, SpeculativeDecodingMode.DSPARK
+        return self in kinds
 
 
 _RELAXED: dict[str, Any] = {
@@ -43,10 +51,14 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "Draft_Target": {},
     "NGram": {},
     "DFlash": {},
+    "PARD": {},
+    "DSpark": {"draft_is_embedded_in_target": (bool, True)},
+    "SA": {"max_matching_ngram_size": (int, -1)},
     "User_Provided": {"eagle_choices": (bool, False)},
 }
 
 
+@cache
 def config_classes(base: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """A subclass of the window's own `DecodingBaseConfig` for each decoding type."""
     return {

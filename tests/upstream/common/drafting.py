@@ -34,6 +34,9 @@ def worker_forward(accept: Callable, draft: str) -> Callable:
         self._execute_guided_decoder_if_present(logits)
         tokens, counts = accept(self, input_ids, logits, attn_metadata, spec_metadata)
         drafts = getattr(self, draft)(input_ids, tokens, counts, attn_metadata, spec_metadata, draft_model)
+        override = getattr(self.sa_enhancer, "maybe_override_all_draft_tokens", None)
+        if override is not None:
+            drafts[attn_metadata.num_contexts :] = override(drafts[attn_metadata.num_contexts :])
         if hasattr(self, "_rollback_guided_decoder_after_verify"):
             self._rollback_guided_decoder_after_verify(counts)
         return self.output(logits, tokens, counts, drafts)
@@ -44,10 +47,13 @@ def worker_forward(accept: Callable, draft: str) -> Callable:
 class WorkerCommons(nn.Module):
     """The parts of `SpecWorkerBase` that no patch touches and no window changed."""
 
+    automaton_in_acceptance = False  # Eagle3 before its forward took over
+
     def __init__(self, use_separate_draft_kv_cache: bool = False) -> None:
         super().__init__()
         self.guided_decoder = None
         self.sa_enhancer = None
+        self._d2t: Tensor | None = None
         self.use_separate_draft_kv_cache = use_separate_draft_kv_cache
         self.force_num_accepted_tokens = float(os.environ.get("TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS", "0"))
         self.seen_by_drafter: tuple[Tensor, Tensor] | None = None
@@ -79,6 +85,17 @@ class WorkerCommons(nn.Module):
         shifted[gather_ids[:num_contexts]] = accepted_tokens[:num_contexts, 0].int()
         return shifted
 
+    def to_target_vocabulary(self, draft_ids: Tensor) -> Tensor:
+        """Ids of a reduced draft vocabulary, mapped by the offset of each; the same ids where there is no map."""
+        return draft_ids if self._d2t is None else draft_ids + self._d2t[draft_ids.long()]
+
+    def full_draft_probs(self, probs: Tensor) -> Tensor:
+        """[n, K, V]: what a reduced draft vocabulary wrote in front, at the target's places."""
+        if self._d2t is None:
+            return probs
+        ids = torch.arange(len(self._d2t))
+        return torch.zeros_like(probs).index_copy_(2, ids + self._d2t, probs[..., : len(ids)])
+
     def output(self, logits, accepted_tokens, num_accepted_tokens, next_draft_tokens) -> dict:
         """The dictionary of every worker; trees add the accepted nodes."""
         rows = torch.arange(len(accepted_tokens))
@@ -95,6 +112,22 @@ class WorkerCommons(nn.Module):
         """What the first reader saw, kept for the engine to compare with what the worker returns."""
         self.seen_by_drafter = (accepted_tokens.clone(), num_accepted_tokens.clone())
 
+    def extend_automaton(self, accepted_tokens: Tensor, num_accepted_tokens: Tensor, attn_metadata) -> None:
+        if self.sa_enhancer is not None:
+            self.sa_enhancer.extend_and_prepare(
+                accepted_tokens=accepted_tokens,
+                num_accepted_tokens=num_accepted_tokens,
+                num_contexts=attn_metadata.num_contexts,
+            )
+
+    def update_recurrent(self, attn_metadata, num_accepted_tokens: Tensor, leaves: Tensor | None = None) -> None:
+        """A hybrid target's states take the tokens of the generation rows that were committed."""
+        manager = getattr(attn_metadata, "kv_cache_manager", None)
+        if manager is not None and attn_metadata.num_seqs > attn_metadata.num_contexts:
+            manager.update_mamba_states(
+                attn_metadata=attn_metadata, num_accepted_tokens=num_accepted_tokens, accepted_leaf_positions=leaves
+            )
+
     def draft_chain(
         self,
         input_ids: Tensor,
@@ -105,12 +138,10 @@ class WorkerCommons(nn.Module):
         draft_model: TableModel,
     ) -> Tensor:
         """Draft K tokens one after another from the draft model's own cache. Returns [R, K] int32."""
-        if self.sa_enhancer is not None:
-            self.sa_enhancer.extend_and_prepare(
-                accepted_tokens=accepted_tokens,
-                num_accepted_tokens=num_accepted_tokens,
-                num_contexts=attn_metadata.num_contexts,
-            )
+        self.memory = "chain"
+        if not self.automaton_in_acceptance:
+            self.extend_automaton(accepted_tokens, num_accepted_tokens, attn_metadata)
+        self.update_recurrent(attn_metadata, num_accepted_tokens)
         self.note_consumed(accepted_tokens, num_accepted_tokens)
         num_contexts, batch_size = attn_metadata.num_contexts, attn_metadata.num_seqs
         draft_len = spec_metadata.runtime_draft_len
@@ -149,6 +180,7 @@ class WorkerCommons(nn.Module):
         draft_model: TableModel,
     ) -> Tensor:
         """Draft from slot pools that hold the last tokens of each request, as MTP's layers do. Returns [R, K] int32."""
+        self.memory = "pools"
         self.note_consumed(accepted_tokens, num_accepted_tokens)
         pool, slots = spec_metadata.mtp_hidden_states_manager.past_tokens, spec_metadata.slot_ids.tolist()
         counts, at, paths = num_accepted_tokens.tolist(), 0, []

@@ -27,6 +27,7 @@ class StepRecord:
     committed: dict[int, list[int]] = field(default_factory=dict)
     rewinds: dict[int, int] = field(default_factory=dict)
     kv_lens: dict[int, int] = field(default_factory=dict)
+    accepted: dict[int, list[int]] = field(default_factory=dict)  # on the device, before the host cuts at an end
 
 
 @dataclass
@@ -49,6 +50,7 @@ class ExecutorLoop:
         self.waiting: list[LlmRequest] = []
         self.active: list[LlmRequest] = []
         self.steps: list[StepRecord] = []
+        self.speculation_gate: Any = None  # switches speculation off for good once acceptance is low
 
     def run(self, requests: Iterable[LlmRequest], pause_at: dict[int, int] | None = None) -> Run:
         """Decode to the end. `pause_at`: step → id of a request that is preempted before it (not under overlap)."""
@@ -58,7 +60,8 @@ class ExecutorLoop:
         while self.waiting or self.active or previous:
             if pause_at and step in pause_at:
                 self._pause(pause_at[step])
-            batch = self._schedule(draft_len := self.model_engine.draft_len_at(step))
+            off = self.speculation_gate is not None and self.speculation_gate.disabled
+            batch = self._schedule(draft_len := 0 if off else self.model_engine.draft_len_at(step))
             if not batch.all_requests():
                 self._update(*previous)
                 previous = None
@@ -68,7 +71,7 @@ class ExecutorLoop:
                 self._take(*previous)
             state = self.sampler.sample_async(batch, outputs)
             self._advance_contexts(batch)
-            record = StepRecord(batch.num_context_requests, draft_len)
+            record = StepRecord(batch.num_context_requests, draft_len, accepted=self.model_engine.checker.last)
             self.steps.append(record)
             if previous:
                 self._settle(*previous, in_flight=batch)
@@ -112,6 +115,9 @@ class ExecutorLoop:
         self.model_engine.target.cache[request.py_seq_slot, : len(tokens) - 1] = torch.tensor(tokens[:-1])
         self.model_engine.drafter.cache[request.py_seq_slot, : len(tokens) - 1] = torch.tensor(tokens[1:])
         self.kv_cache_manager.lengths[request.py_request_id] = len(tokens) - 1
+        recurrent = getattr(self.model_engine.target, "recurrent", None)
+        if recurrent is not None:
+            recurrent.receive(request.py_seq_slot, tuple(tokens[:-1]))
 
     def _advance_contexts(self, batch: ScheduledRequests) -> None:
         for request in batch.context_requests:
@@ -129,12 +135,15 @@ class ExecutorLoop:
     def _take(self, batch: ScheduledRequests, state: Any, record: StepRecord) -> None:
         """The host learns what the device accepted."""
         lengths = {request.py_request_id: request.get_num_tokens(0) for request in state.requests}
+        drafted = dict(zip(lengths, getattr(state, "draft_counts", ()), strict=False))
         self.sampler.update_requests(state)
         for request in state.requests:
             new = request.get_tokens(0)[lengths[request.py_request_id] :]
             if new:
                 record.committed[request.py_request_id] = new
                 record.rewinds[request.py_request_id] = request.py_rewind_len
+                accepted = record.accepted.get(request.py_request_id)
+                self.model_engine.checker.check_host(request, new, accepted, drafted.get(request.py_request_id, 0))
 
     def _settle(self, batch, state, record: StepRecord, in_flight: ScheduledRequests | None) -> None:
         """Rewind caches, drop what has finished, and see that host, manager and cache agree."""
@@ -143,6 +152,8 @@ class ExecutorLoop:
         for request in state.requests:
             if request.is_finished:
                 if request in self.active:
+                    if self.speculation_gate is not None:
+                        self.speculation_gate.record(request)
                     self.active.remove(request)
                     self.slots.release(request, self.holders)
                 continue

@@ -22,6 +22,7 @@ DEFAULT_SEED = 42
 
 @dataclass
 class LaterMetadata(SpecMetadataFields):
+    is_all_greedy_sample: bool = True
     group_all_greedy_sample: bool | None = None
     dummy_slot_row: int = 0
     penalty_state: Any = None
@@ -111,8 +112,22 @@ class LaterWorker(WorkerCommons):
     def sample_draft_tokens(
         self, logits, spec_metadata, batch_size, *, num_contexts=0, draft_step=None, mapping_lm_head_tp=None
     ):
+        """One token of each row; or, from logits [G, K, V] of a block, K of each generation row."""
         if spec_metadata.is_all_greedy_sample or not spec_metadata.use_rejection_sampling:
-            return logits.argmax(dim=-1).int()
+            return self.to_target_vocabulary(logits.argmax(dim=-1)).int()
         probs = logits.softmax(dim=-1)
-        spec_metadata.draft_probs[spec_metadata.batch_slot_ids[:batch_size], draft_step] = probs
-        return ops.draw(probs, *self._rng_state_per_request(spec_metadata, 0, batch_size, step_offset=1 + draft_step))
+        if draft_step is None:
+            width = logits.shape[1]
+            spec_metadata.draft_probs[spec_metadata.batch_slot_ids[num_contexts:batch_size], :width] = probs
+            state = self._rng_state_per_request(spec_metadata, num_contexts, batch_size, width, step_offset=1)
+            return ops.draw(probs.flatten(0, 1), *state).view(-1, width) if len(probs) else probs.argmax(-1)
+        spec_metadata.draft_probs[spec_metadata.batch_slot_ids[:batch_size], draft_step, : probs.shape[1]] = probs
+        drawn = ops.draw(probs, *self._rng_state_per_request(spec_metadata, 0, batch_size, step_offset=1 + draft_step))
+        return self.to_target_vocabulary(drawn).int()
+
+    def write_context_onehot_draft_probs(self, spec_metadata, num_contexts, num_gens, draft_len, gen_vocab):
+        """Context rows' placeholder drafts of 0 get a distribution that rejection can read."""
+        if spec_metadata.use_rejection_sampling and spec_metadata.draft_probs is not None:
+            slots = spec_metadata.batch_slot_ids[:num_contexts]
+            spec_metadata.draft_probs[slots, :draft_len] = 0.0
+            spec_metadata.draft_probs[slots, :draft_len, 0] = 1.0

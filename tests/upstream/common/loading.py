@@ -19,7 +19,8 @@ from types import ModuleType
 from scripts.installer.cli import main as installer
 
 UPSTREAM = Path(__file__).resolve().parents[1]
-WINDOWS = ("w13a", "w13b", "w14")
+WINDOWS = ("w12", "w13a", "w13b", "w14")
+VARIANTS = {"w12_early": "w12"}  # files that lie over those of another window
 PACKAGE = "tensorrt_llm"
 
 
@@ -54,7 +55,10 @@ class Tree:
 def copy_tree(window: str, folder: Path, *, patched: bool = False) -> Tree:
     """A fresh copy of a window's double in `folder`, patched by the real installer if asked."""
     root = folder / window
-    shutil.copytree(UPSTREAM / window, root, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in (VARIANTS.get(window), window):
+        if part:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(UPSTREAM / part, root, ignore=ignored, dirs_exist_ok=True)
     if patched:
         output = io.StringIO()
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):

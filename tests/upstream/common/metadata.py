@@ -39,7 +39,6 @@ class SpecMetadataFields:
     enable_penalty: bool = False
     is_spec_dec_tree: bool = False
     is_cuda_graph: bool = False
-    is_all_greedy_sample: bool = True
     runtime_draft_len: int = 0
     runtime_tokens_per_gen_step: int = 1
     draft_tokens: Tensor | None = None
@@ -53,6 +52,7 @@ class SpecMetadataFields:
     batch_slot_ids: Tensor | None = None
     spec_resource_manager: Any = None
     mtp_hidden_states_manager: Any = None
+    sa_manager: Any = None
 
     def __post_init__(self) -> None:
         """Upstream allocates per-view buffers here; nothing to do."""
@@ -78,7 +78,8 @@ class SpecMetadataFields:
                 values[0] if values else None for values in (config.temperature, config.top_k, config.top_p)
             )
             in_generation = request.state is LlmRequestState.GENERATION_IN_PROGRESS
-            num_tokens = self.runtime_tokens_per_gen_step if in_generation else 1
+            per_step = self.runtime_tokens_per_gen_step if self.is_spec_dec_tree else self.runtime_draft_len + 1
+            num_tokens = per_step if in_generation else 1
             greedy = not temperature or top_k == 1
             all_greedy &= greedy
             found.append(

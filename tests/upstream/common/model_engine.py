@@ -15,8 +15,11 @@ import torch
 
 from . import ops
 from .attention import AttentionMetadata
+from .block_workers import SaManager, reads_masks
 from .configs import spec_dec_mode
-from .drafting import MtpHiddenStatesManager
+from .drafting import MtpHiddenStatesManager, SaRecorder
+from .invariants import StepChecker
+from .recurrent import HybridModel
 from .requests import LlmRequest, SamplingConfig, ScheduledRequests, dummy_request
 from .spec_sampler import SpecSampler
 from .tables import Table, TableModel
@@ -44,6 +47,7 @@ class Weights:
     draft_len_schedule: list[int] | None = None  # draft length of each step, the last for all that follow
     enable_penalty: bool = False
     k3_decode: bool = False
+    hybrid: bool = False  # the target has a recurrent state beside its cache
 
 
 class PyTorchModelEngine:
@@ -61,27 +65,37 @@ class PyTorchModelEngine:
         self.tree = bool(getattr(spec_config, "use_dynamic_tree", False))
         self.mode = spec_dec_mode(spec_config)
         lines, length = self.num_seq_slots + 1, llm_args.max_seq_len + 16
-        self.target = TableModel(weights.target, weights.vocab_size, lines, length)
-        self.drafter = TableModel(weights.drafter, weights.vocab_size, lines, length, complete=False)
+        model = HybridModel if weights.hybrid else TableModel
+        self.target = as_model(model, weights.target, weights.vocab_size, lines, length)
+        drafter = reads_masks(weights.drafter) if self.mode.drafts_blocks() else weights.drafter
+        self.drafter = as_model(TableModel, drafter, weights.vocab_size, lines, length, complete=False)
         self.hidden_states_manager = MtpHiddenStatesManager(self.num_seq_slots, spec_config.max_draft_len)
         self.max_draft_len = spec_config.max_draft_len
-        self.max_total_draft_tokens = NUM_DRAFTS if self.tree else spec_config.max_draft_len
-        pretrained = SimpleNamespace(vocab_size=weights.vocab_size)
+        model_type = "kimi_k3" if weights.k3_decode else "some"
+        pretrained = SimpleNamespace(vocab_size=weights.vocab_size, model_type=model_type)
         self.model = SimpleNamespace(
             model_config=SimpleNamespace(pretrained_config=pretrained, is_generation=True),
             config=pretrained,
             spec_worker=None,
         )
         self.spec_metadata = self.worker = None
+        self.checker = StepChecker(self)
         self.views: dict[int, Any] = {}
+        self.warmed = False
         if self.mode.use_one_engine():
             self.worker = self.model.spec_worker = utils.get_spec_worker(
                 spec_config, self.model.model_config, mapping, False
             )
             if hasattr(self.worker, "init_tree"):
                 self.worker.init_tree(self.batch_size + 1, self.num_seq_slots)
+            if hasattr(self.worker, "init_context"):
+                self.worker.init_context(self.num_seq_slots, length)
+            self.worker.sa_enhancer = SaRecorder()  # workers that have none do not ask it
+            self.worker._d2t = self.drafter.d2t
             self.worker.is_thop = weights.is_thop
             self.worker.k3_decode = weights.k3_decode
+        self.max_total_draft_tokens = self.verified_tokens(spec_config.max_draft_len)
+        if self.worker:
             self.spec_metadata = utils.SpecMetadata(
                 max_num_requests=self.batch_size + 1,
                 max_draft_len=spec_config.max_draft_len,
@@ -89,41 +103,48 @@ class PyTorchModelEngine:
                 spec_dec_mode=self.mode,
                 vocab_size=weights.vocab_size,
                 num_seq_slots=self.num_seq_slots,
-                use_rejection_sampling=spec_config.use_rejection_sampling,
+                use_rejection_sampling=getattr(spec_config, "use_rejection_sampling", False),
                 is_spec_dec_tree=self.tree,
                 enable_penalty=weights.enable_penalty,
             )
             self.spec_metadata.mtp_hidden_states_manager = self.hidden_states_manager
             self.spec_metadata.spec_resource_manager = self.hidden_states_manager
+            self.spec_metadata.sa_manager = SaManager()
+            if hasattr(spec_config, "allow_advanced_sampling"):  # w12
+                self.spec_metadata.allow_advanced_sampling = spec_config.allow_advanced_sampling
 
     def draft_len_at(self, step: int) -> int:
         schedule = self.llm_args._double.draft_len_schedule
         return schedule[min(step, len(schedule) - 1)] if schedule else self.spec_config.max_draft_len
 
     def warm_up(self) -> None:
-        """Dummy rows only: once eagerly, then for each batch size greedy and with sampling."""
+        """Dummy rows only: eagerly; then, but for the throw-away executor, each graph size greedy and with sampling."""
         if not self.mode.use_one_engine():
             return
         draft_len, graphs = self.draft_len_at(0), self.llm_args.use_cuda_graph
-        for size in (0, *sorted({1, 2, self.batch_size})):
+        captures, self.warmed = graphs and self.warmed, True
+        for size in (0, *sorted({1, 2, self.batch_size})) if captures else (0,):
             self.llm_args.use_cuda_graph = graphs and size > 0
             for sampling in (SamplingConfig(), SamplingConfig(temperature=[0.7])):
                 row = self.padding_row(draft_len)
                 row.sampling_config = sampling
                 self.forward(ScheduledRequests(generation_requests=[row] * max(size, 1)), draft_len)
+        self.llm_args.use_cuda_graph = graphs
 
     def padding_row(self, draft_len: int) -> LlmRequest:
         return dummy_request(self.verified_tokens(draft_len))
 
     def verified_tokens(self, draft_len: int) -> int:
         """Drafts that a generation row brings."""
-        return NUM_DRAFTS if self.tree else draft_len
+        own = getattr(self.worker, "drafts_per_gen_step", None)
+        return NUM_DRAFTS if self.tree else own(draft_len) if own else draft_len
 
     def forward(self, batch: ScheduledRequests, draft_len: int, previous: SpecSampler | None = None) -> dict:
         """The worker's outputs; rows as in `batch.all_requests()`, then padding. `previous` is set under overlap."""
         requests = self._padded(batch, draft_len)
         self._set_lengths(self.spec_metadata, draft_len)
-        self.spec_metadata.update_is_all_greedy_sample(requests)
+        if hasattr(self.spec_metadata, "update_is_all_greedy_sample"):  # not in w12
+            self.spec_metadata.update_is_all_greedy_sample(requests)
         metadata = self._metadata_for(batch, len(requests))
         self._set_lengths(metadata, draft_len)
         input_ids, attn_metadata, drafts = self._prepare_inputs(requests, batch.num_context_requests, previous)
@@ -137,6 +158,8 @@ class PyTorchModelEngine:
         )
         metadata.populate_sampling_params_for_one_model(requests)
         metadata.prepare()
+        metadata.sa_manager.prepare(metadata.request_ids, num_contexts)
+        self.checker.before(requests, batch.num_context_requests, draft_len, input_ids, attn_metadata)
         logits = self.target.forward(input_ids, attn_metadata, metadata.gather_ids)
         outputs = self.worker(
             input_ids=input_ids,
@@ -148,7 +171,7 @@ class PyTorchModelEngine:
             draft_model=self.drafter,
             resource_manager=None,
         )
-        self._require_same_tokens_for_all(outputs, requests)
+        self.checker.after(outputs, attn_metadata, metadata)
         return outputs
 
     def _padded(self, batch: ScheduledRequests, draft_len: int) -> list[LlmRequest]:
@@ -198,15 +221,11 @@ class PyTorchModelEngine:
             PARENTS if self.tree else None,
         )
         attn_metadata.kv_cache = self.target.cache
+        attn_metadata.kv_cache_manager = getattr(self.target, "recurrent", None)
         return torch.tensor(tokens, dtype=torch.int32), attn_metadata, drafts
 
-    def _require_same_tokens_for_all(self, outputs: dict, requests: list[LlmRequest]) -> None:
-        """What the drafter conditioned on is what the host will be told."""
-        seen, self.worker.seen_by_drafter = self.worker.seen_by_drafter, None
-        if seen is None:
-            return
-        for row, request in enumerate(requests):
-            count = int(outputs["new_tokens_lens"][row])
-            same = int(seen[1][row]) == count and torch.equal(seen[0][row, :count], outputs["new_tokens"][row, :count])
-            if not same and not request.is_dummy:
-                raise AssertionError(f"row {row}: the drafter saw {seen}, the host is told {outputs}")
+
+def as_model(kind: type, source: Any, *settings: Any, **more: Any) -> Any:
+    """A model over a table; a source that makes a model of its own is asked for it."""
+    make = getattr(source, "make_model", None)
+    return make(*settings[1:]) if make else kind(source, *settings, **more)

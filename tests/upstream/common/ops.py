@@ -14,6 +14,8 @@ from torch import Tensor
 
 from structured_commit import rejection_reference
 
+ORACLE = None  # set while something else decides what is drawn, see oracle.py
+
 
 def is_current_stream_capturing() -> bool:
     """torch's own raises without CUDA."""
@@ -33,6 +35,8 @@ def compute_probs_from_logits(logits: Tensor, temperatures: Tensor, top_ks: Tens
 
 def draw(probs: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
     """[n] int32, one token of each row. As the pinned FlashInfer, only element 0 of seed and offset counts."""
+    if ORACLE is not None:
+        return ORACLE.draft(probs)
     generator = torch.Generator().manual_seed((int(seed[0]) * 1_000_003 + int(offset[0])) % 2**63)
     target = torch.rand(len(probs), 1, generator=generator) * probs.sum(-1, keepdim=True)
     token = (probs.cumsum(-1) <= target).sum(-1)
@@ -43,7 +47,8 @@ def draw(probs: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
 def sampling_batch_spec_dec_one_model(
     logits: Tensor, temperatures: Tensor, top_ks: Tensor, top_ps: Tensor, *, seed: Tensor, offset: Tensor
 ) -> Tensor:
-    return draw(compute_probs_from_logits(logits, temperatures, top_ks, top_ps), seed, offset)
+    probs = compute_probs_from_logits(logits, temperatures, top_ks, top_ps)
+    return draw(probs, seed, offset) if ORACLE is None else ORACLE.sample(probs)
 
 
 def rejection_sampling_one_model(
@@ -55,6 +60,8 @@ def rejection_sampling_one_model(
     offset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[n, K+1] int32 tokens, −1 behind the last; [n] int32 lengths in 1 … K+1."""
+    if ORACLE is not None:
+        return ORACLE.verify(draft_probs, draft_token_ids, target_probs)
     drafts = draft_token_ids.contiguous()
     out = rejection_reference(draft_probs.float().contiguous(), drafts, target_probs, seed[:1], offset[:1])
     return out.output_tokens, out.emitted + 1

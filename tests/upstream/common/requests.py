@@ -140,12 +140,15 @@ class ScheduledRequests:
 
 
 def handle_stop_criteria(request: LlmRequest, new_token: int) -> bool:
-    """End id first, then length."""
+    """End id first, then length, then stop words."""
     if new_token == request.py_end_id:
         request.finish_by("END_ID", 0)
         return True
     if request.get_num_tokens(0) - request.prompt_len >= request.max_new_tokens:
         request.finish_by("LENGTH", 0)
+        return True
+    if any(request.output[-len(word) :] == word for word in request.py_stop_words_list or []):
+        request.finish_by("STOP_WORDS", 0)
         return True
     return False
 

@@ -126,11 +126,19 @@ class TreeBuffers:
             nodes = self._accepted_draft_indices_tensor[row, : count - 1].long() + 1
             line[starts[row] + 1 : starts[row] + count] = line[starts[row] + nodes].clone()
 
+    def accepted_leaves(self, attn_metadata) -> Tensor:
+        """[G] int64: the node of each generation row's last accepted token, the root if it is the only one."""
+        rows = slice(attn_metadata.num_contexts, attn_metadata.num_seqs)
+        counts, indices = self._num_accepted_tokens_buf[rows].long(), self._accepted_draft_indices_tensor[rows].long()
+        last = indices.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0] + 1
+        return torch.where(counts > 1, last, 0)
+
     def draft_tree(
         self, input_ids, accepted_tokens, num_accepted_tokens, attn_metadata, spec_metadata, draft_model
     ) -> Tensor:
         """Grow each tree from the draft model, which reads `path_for_drafter`. Returns [R, N−1] int32."""
         path_tokens, num_contexts = self.path_for_drafter(accepted_tokens), attn_metadata.num_contexts
+        self.memory = "tree"
         self.note_consumed(path_tokens, num_accepted_tokens)
         ends = attn_metadata.seq_lens_cuda.cumsum(0) - 1
         shifted = self._prepare_context_input_ids(

@@ -25,6 +25,7 @@ class TwoModelLoop(ExecutorLoop):
 
     drafting_loop = None
     accepted_on_device: torch.Tensor | None = None  # [slots] int32, under overlap
+    advanced: dict[int, list[int]]  # by request id: what the drafting loop advanced over in its last run
 
     def run(self, requests: Iterable[LlmRequest], pause_at: dict[int, int] | None = None) -> Run:
         if self.model_engine.mode.use_one_engine():
@@ -100,15 +101,18 @@ class TwoModelLoop(ExecutorLoop):
 
     def _draft(self, requests: list[LlmRequest], new_tokens: torch.Tensor | None) -> None:
         width = self.model_engine.spec_config.max_draft_len + 1
-        ids, seq_lens, kv_lens, accepted = [], [], [], []
+        ids, seq_lens, kv_lens, accepted, starts_at = [], [], [], [], []
+        self.advanced = {}
         for request in requests:
             new, at = self._newest(request, new_tokens)
+            self.advanced[request.py_request_id] = new
             first = at == request.prompt_len
             row = [*request.get_tokens(0)[1:at], *new] if first else [*new, *[0] * (width - len(new))]
             ids += row
             seq_lens.append(len(row))
             kv_lens.append(len(row) if first else at - 1 + len(row))
             accepted.append(len(row) - 1 if first else len(new) - 1)
+            starts_at.append(at - 1)
             if self.tree:
                 line = self.model_engine.drafter.cache[request.py_seq_slot]
                 line[at - 1 : at - 1 + len(new)] = torch.tensor(new)
@@ -129,10 +133,11 @@ class TwoModelLoop(ExecutorLoop):
         )
         positions = [kv - n + i for kv, n in zip(kv_lens, seq_lens, strict=True) for i in range(n)]
         drafted = self.drafting_loop(torch.tensor(ids), torch.tensor([positions]), attn_metadata, spec_metadata)
+        self._require_committed_advance(requests, starts_at, attn_metadata)
         for row, request in enumerate(requests):
             request.py_draft_tokens = drafted["new_draft_tokens"][:, row].tolist()
             request.py_draft_logits = None if self.overlap else drafted["draft_logits"][:, row]
-            if not self.model_engine.spec_config.use_rejection_sampling:
+            if not getattr(self.model_engine.spec_config, "use_rejection_sampling", True):  # no such field in w12
                 request.py_draft_logits = None
 
     def _forward(self, batch: ScheduledRequests, new_tokens: torch.Tensor | None) -> torch.Tensor:
@@ -159,7 +164,25 @@ class TwoModelLoop(ExecutorLoop):
         )
         return self.model_engine.target.forward(torch.tensor(ids), attn_metadata, torch.tensor(gather))
 
+    def _require_committed_advance(self, requests, starts_at: list[int], attn_metadata) -> None:
+        """The loop's KV lengths moved by what was committed, and its cache holds those tokens at their places."""
+        drafts = self.model_engine.spec_config.max_draft_len
+        for request, start, kv_len in zip(requests, starts_at, attn_metadata.kv_lens_cuda.tolist(), strict=True):
+            committed = self.advanced[request.py_request_id]
+            assert kv_len - start - drafts == len(committed), f"advanced to {kv_len} from {start}, not by {committed}"
+            held = self.model_engine.drafter.cache[request.py_seq_slot, start : start + len(committed)].tolist()
+            assert held == committed, f"request {request.py_request_id}: drafted behind {held}, committed {committed}"
+
     def _take(self, batch, state, record) -> None:
+        before = {request.py_request_id: request.get_num_tokens(0) for request in state.requests}
+        self._take_tokens(batch, state, record)
+        for request in state.requests if self.overlap and not self.model_engine.mode.use_one_engine() else ():
+            advanced = self.advanced.get(request.py_request_id)
+            new = request.get_tokens(0)[before[request.py_request_id] :]
+            if advanced is not None and not request.is_finished and new:
+                assert advanced == new, f"request {request.py_request_id}: drafted behind {advanced}, host took {new}"
+
+    def _take_tokens(self, batch, state, record) -> None:
         starts = {request.py_request_id: request.get_num_tokens(0) - 1 for request in state.requests}
         super()._take(batch, state, record)
         if self.model_engine.mode.use_one_engine() or not self.tree:

@@ -20,3 +20,11 @@ class TableError(StructuredCommitError):
 
 class StageError(StructuredCommitError):
     """The stage was configured or called with arguments it cannot honour."""
+
+
+class RankMismatchError(StructuredCommitError):
+    """Ranks that were given the same requests committed different tokens."""
+
+
+class TraceError(StructuredCommitError):
+    """A flight recorder's trace cannot be read, or belongs to another vocabulary."""

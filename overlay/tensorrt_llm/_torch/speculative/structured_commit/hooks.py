@@ -2,8 +2,8 @@
 
 Rows come contexts first: C context rows with one column each, then G generation rows with K + 1 columns. Hooks in
 the forward work in place on the tensors that acceptance made, without host synchronisation. None of them raises,
-but `build` and `check_config`: where a hook does not understand what it is given, it lets the step pass, sets the
-rows untracked, counts the reason and says so once.
+but `build`, `check_config` and, where ranks are compared, `bind`: where a hook does not understand what it is given, it
+lets the step pass, sets the rows untracked, counts the reason and says so once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .iteration_stats import add_finishes, add_statistics, collect_finish, log_statistics
 from .policy import Event
+from .rank_check import tensor_parallel_gather
 from .repair import Distribution
+from .replies import feed_harmony, finish_chat, finish_harmony, finish_harmony_stream
+from .report import declare_report
 from .runtime import FORCED, RUNTIME
+from .serving import publish
 from .settings import validated_field
+from .tool_parsers import aligned_parser
 from .two_model import accept_on_device, host_recovered, host_rejection, host_stop
 
 _Sampling = tuple[Distribution, Distribution]  # of context rows, of generation rows
@@ -24,20 +30,31 @@ _CHANGED = int(Event.REPAIRED | Event.TRIMMED | Event.CUT | Event.GATED | Event.
 
 __all__ = [
     "accept_on_device",
+    "add_finishes",
+    "add_statistics",
+    "aligned_parser",
     "before_relaxed",
     "bind",
     "build",
     "check_config",
+    "collect_finish",
     "commit_rejection",
     "commit_relaxed",
     "commit_single",
     "commit_strict",
     "commit_thop",
     "commit_tree",
+    "declare_report",
+    "feed_harmony",
+    "finish_chat",
+    "finish_harmony",
+    "finish_harmony_stream",
     "guard_draft_loop",
     "host_recovered",
     "host_rejection",
     "host_stop",
+    "log_statistics",
+    "publish",
     "veto_fused",
 ]
 
@@ -57,7 +74,12 @@ def build(llm_args, checkpoint_dir, tokenizer, model_engine, sampler, spec_confi
     value = getattr(spec_config, "structured_commit", None)
     is_last = getattr(mapping, "is_last_pp_rank", None)
     serves = spec_config is not None and (is_last() if callable(is_last) else True)
-    RUNTIME.build(value, checkpoint_dir, getattr(mapping, "rank", 0), serves)
+    gather = tensor_parallel_gather(model_engine, mapping)
+    longest = getattr(spec_config, "max_draft_len", None)
+    # Ranks that own the same requests would record the same.
+    records = gather is None or getattr(mapping, "tp_rank", 0) == 0
+    width = longest + 1 if isinstance(longest, int) and longest > 0 else None
+    RUNTIME.build(value, checkpoint_dir, getattr(mapping, "rank", 0), serves, gather, records=records, width=width)
 
 
 def bind(metadata, requests: list) -> None:
@@ -80,7 +102,8 @@ def commit_strict(worker, accepted_tokens, num_accepted_tokens, logits, num_cont
         def sampling() -> _Sampling:
             return _sampling(spec_metadata, num_contexts, batch_size, accepted_tokens.shape[1])
 
-        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
+        drafts = _drafts(spec_metadata)
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling, drafts)
     return accepted_tokens, num_accepted_tokens
 
 
@@ -94,14 +117,16 @@ def commit_rejection(
             contexts, _ = _sampling(spec_metadata, num_contexts, num_contexts, accepted_tokens.shape[1])
             return contexts, Distribution(probs=_fitted(target_probs))
 
-        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling)
+        drafts = _drafts(spec_metadata)
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, sampling, drafts)
     return accepted_tokens, num_accepted_tokens
 
 
 def commit_thop(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, spec_metadata):
     """After MTP's fused strict op, whose law is argmax."""
     if RUNTIME.stage is not None:
-        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, _greedy)
+        drafts = _drafts(spec_metadata)
+        _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, _greedy, drafts)
     return accepted_tokens, num_accepted_tokens
 
 
@@ -132,7 +157,8 @@ def commit_relaxed(
     recomputed in place from what was committed, starting at `deltas`."""
     if RUNTIME.stage is None or deltas is None:
         return accepted_tokens, num_accepted_tokens
-    events = _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, _greedy)
+    drafts = _drafts(spec_metadata)
+    events = _commit(worker, accepted_tokens, num_accepted_tokens, logits, num_contexts, batch_size, _greedy, drafts)
     if events is not None:
         _restore_deltas(
             worker, accepted_tokens, num_accepted_tokens, spec_metadata.slot_ids[:batch_size], pool, deltas, events
@@ -192,8 +218,10 @@ def _commit(
     num_contexts: int,
     batch_size: int,
     sampling: Callable[[], _Sampling],
+    drafts: Tensor | None = None,
 ) -> Tensor | None:
-    """Commit context and generation rows in place; `sampling` gives what to redraw from, for each of the two.
+    """Commit context and generation rows in place; `sampling` gives what to redraw from, for each of the two; `drafts`,
+    what was proposed to the generation rows, is for the record only.
 
     Returns events [B] int32, or None if the stage stood aside.
     """
@@ -201,7 +229,8 @@ def _commit(
     if getattr(worker, "force_num_accepted_tokens", 0):
         RUNTIME.stand_aside(FORCED)
     else:
-        events = RUNTIME.guarded(_commit_rows, None, tokens, counts, logits, num_contexts, batch_size, sampling)
+        given = (tokens, counts, logits, num_contexts, batch_size, sampling, drafts)
+        events = RUNTIME.guarded(_commit_rows, None, *given)
     if events is None:
         RUNTIME.stage.untrack_(RUNTIME.rows[:batch_size])
     return events
@@ -214,8 +243,9 @@ def _commit_rows(
     num_contexts: int,
     batch_size: int,
     sampling: Callable[[], _Sampling],
+    drafts: Tensor | None,
 ) -> Tensor:
-    stage = RUNTIME.stage
+    stage, recorder = RUNTIME.stage, RUNTIME.recorder
     # Rows without a token (early rejection sampling leaves contexts at 0) are not the stage's business.
     empty = counts[:batch_size] < 1
     slots = torch.where(empty, stage.num_slots, RUNTIME.rows[:batch_size])
@@ -228,9 +258,28 @@ def _commit_rows(
     for part, width, given in parts:
         if part.stop > part.start:
             ready = _with_logits(given, logits, part, width)
-            events[part] = stage.commit_(tokens[part, :width], counts[part], slots[part], **ready._asdict())
+            window = (tokens[part, :width], counts[part])
+            before = None if recorder is None else recorder.before(*window, slots[part])
+            events[part] = stage.commit_(*window, slots[part], **ready._asdict())
+            if recorder is not None:
+                recorder.after(before, *window, events[part], ready, _by_row(drafts, part, width))
     counts[:batch_size].masked_fill_(empty, 0)
+    if RUNTIME.rank_check is not None:
+        RUNTIME.rank_check.record(stage, tokens[:batch_size], counts[:batch_size], slots)
     return events
+
+
+def _drafts(metadata) -> Tensor | None:
+    """What was proposed in this step, [G · K]; looked up only where it is recorded."""
+    return None if RUNTIME.recorder is None else getattr(metadata, "draft_tokens", None)
+
+
+def _by_row(drafts: Tensor | None, part: slice, width: int) -> Tensor | None:
+    """Drafts as [G, K], or None where they are laid out otherwise or belong to other rows."""
+    rows = part.stop - part.start
+    if drafts is None or width < 2 or drafts.numel() != rows * (width - 1):
+        return None
+    return drafts.reshape(rows, width - 1)
 
 
 def _with_logits(given: Distribution, logits: Tensor | None, part: slice, width: int) -> Distribution:

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from .cache import cached_table
-from .checkpoint import read_model_type, read_vocabulary, resolve_auto
-from .errors import FormatError, StructuredCommitError, VocabularyError
-from .format import resolve_format
+from .counters import CounterReader
+from .errors import RankMismatchError
+from .loading import load_structure
 from .log import log
-from .settings import AUTO, VARIABLE, Settings, parse_settings
+from .rank_check import Gather, RankCheck
+from .recorder import WIDTH, Recorder
+from .settings import VARIABLE, parse_settings
 from .stage import CommitStage
 
 NUM_SLOTS = 16_384  # far above any sequence-slot pool; a slot costs 16 bytes
 MAX_WINDOW = 1_024
+STATISTICS_EVERY = 100  # steps between two copies of the counters for iteration statistics
 FORCED = "forced acceptance"
 
 
@@ -34,6 +35,9 @@ class Runtime:
         stage: the stage, or None.
         rows: [NUM_SLOTS] int64 on the stage's device, the stage slot of each batch row; its address never moves.
         aside: how often the stage stood aside, by reason.
+        rank_check: compares what ranks committed; None unless asked for.
+        recorder: keeps the last windows of each request; None unless asked for.
+        labels: policy and format of the stage. counts: its counters, at most two times `STATISTICS_EVERY` steps old.
     """
 
     def __init__(self) -> None:
@@ -44,9 +48,24 @@ class Runtime:
         self.stage: CommitStage | None = None
         self.rows: Tensor | None = None
         self.aside: Counter[str] = Counter()
+        self.rank_check: RankCheck | None = None
+        self.recorder: Recorder | None = None
+        self.labels: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+        self._statistics: CounterReader | None = None
         self._report_every = self._steps = 0
 
-    def build(self, value: object, folder: str | os.PathLike | None, rank: int, serves: bool) -> None:
+    def build(
+        self,
+        value: object,
+        folder: str | os.PathLike | None,
+        rank: int,
+        serves: bool,
+        gather: Gather | None = None,
+        *,
+        records: bool = True,
+        width: int | None = None,
+    ) -> None:
         """Build the stage of this process from its configured value, replacing an earlier one.
 
         Args:
@@ -54,6 +73,9 @@ class Runtime:
             folder: the checkpoint folder.
             rank: for the log.
             serves: False on ranks that never accept tokens (all but the last pipeline stage).
+            gather: a collective over the ranks that own the same requests as this one; None if there are none.
+            records: False on ranks whose requests another rank records.
+            width: the widest window, where it is known.
 
         Raises:
             StructuredCommitError: the configuration cannot be honoured; the process then has no stage.
@@ -62,14 +84,23 @@ class Runtime:
         settings = parse_settings(value if value is not None else os.environ.get(VARIABLE))
         if settings is None or not serves:
             return
-        table, name = _load_table(settings, folder)
+        table, form, vocabulary = load_structure(settings, folder)
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         stage = CommitStage(table, settings.commit_config, num_slots=NUM_SLOTS, max_window=MAX_WINDOW, device=device)
         self.rows = torch.full((NUM_SLOTS,), NUM_SLOTS, dtype=torch.int64, device=device)
         self.stage = stage
+        self.labels = {"policy": settings.policy, "format": form.name}
+        self._statistics = CounterReader(stage.counters)
         self._report_every = settings.report_every
+        if settings.rank_check_every and gather is not None:
+            self.rank_check = RankCheck(settings.rank_check_every, gather, NUM_SLOTS, device)
+        elif settings.rank_check_every:
+            log.warning("structured_commit: rank_check_every does nothing here: no other rank owns the same requests")
+        if settings.record is not None and records:
+            self.recorder = Recorder(stage, settings.record, rank=rank, width=width or WIDTH, texts=vocabulary.spell)
+            log.info(f"structured_commit records to {settings.record.folder}: {self.recorder.describe()}")
         log.info(
-            f"structured_commit active: format={name} states={table.num_states} classes={table.num_classes} "
+            f"structured_commit active: format={form.name} states={table.num_states} classes={table.num_classes} "
             f"policy={settings.policy} vocabulary={table.vocab_size} device={device} rank={rank}"
         )
 
@@ -83,14 +114,29 @@ class Runtime:
         """`decide(*args)`, or `fallback` where it raises: an exception in a hook would fail every active request."""
         try:
             return decide(*args)
+        except RankMismatchError:  # the one error that somebody asked for
+            raise
         except Exception as error:
             self.stand_aside(f"{decide.__name__.lstrip('_')}: {type(error).__name__}: {error}")
             return fallback
 
-    def bind(self, requests: list) -> None:
-        """Write the slots whose owner changed or whose request is in its context phase, and the row table."""
+    def bind(self, requests: list, prefilled: Iterable = ()) -> None:
+        """Write the slots whose owner changed or whose request is in its context phase, and the row table.
+
+        Args:
+            prefilled: those of the requests that were contexts in the step in question, where their state has moved on.
+
+        Raises:
+            RankMismatchError: only if `rank_check_every` is set.
+        """
         stage = self.stage
+        if self.rank_check is not None:
+            self.rank_check.next_step()
+        if self.recorder is not None:
+            self.recorder.next_step()
         rows, slots, tokens, owners, tracked, prompts = [], [], [], [], [], []
+        owned, fresh = [], []  # for the record
+        contexts = {id(request) for request in prefilled}
         for request in requests:
             slot = getattr(request, "py_seq_slot", None)
             if slot is None or getattr(request, "is_dummy", False):
@@ -106,7 +152,10 @@ class Runtime:
                 continue
             rows.append(slot)
             owner = request.py_request_id
-            if in_context or not stage.owned_by(slot, owner):
+            is_fresh = is_new(request, slot) or not stage.owned_by(slot, owner)
+            if is_fresh or in_context or id(request) in contexts:
+                owned.append(request)
+                fresh.append(is_fresh)
                 slots.append(slot)
                 owners.append(owner)
                 tokens.append(request.get_tokens(0))
@@ -116,15 +165,23 @@ class Runtime:
         stage.bind(
             slots, tokens, owners=owners, in_context=[True] * len(slots), tracked=tracked, prompt_lengths=prompts
         )
+        if self.recorder is not None:
+            self.recorder.bind(slots, owned, tokens, prompts, fresh)
         self.write_rows(rows)
+        if self.rank_check is not None:
+            self.rank_check.name_rows(rows)
 
     def _report(self) -> None:
-        """Every `report_every` steps, log the counters whose copy was started at the last report."""
+        """Read counters whose copy was started earlier: for statistics, and every `report_every` steps for the log."""
         self._steps += 1
+        if self._steps % STATISTICS_EVERY == 1:
+            self.counts = self._statistics.read() or self.counts
+            self._statistics.start()
         if not self._report_every or self._steps % self._report_every:
             return
         values = self.stage.counter_reader.read()
         if values is not None:
+            values.update({} if self.recorder is None else self.recorder.counts)
             shown = " ".join(f"{name}={value}" for name, value in values.items())
             log.info(f"structured_commit counters: {shown} aside={sum(self.aside.values())}")
         self.stage.counter_reader.start()
@@ -136,6 +193,14 @@ class Runtime:
         self.rows[len(rows) :].fill_(NUM_SLOTS)
 
 
+def is_new(request, slot: int) -> bool:
+    """Whether this very request was never bound to `slot`; marks it. An executor that sizes caches numbers its requests
+    as the one after it will, so that ids alone do not tell them apart."""
+    known = getattr(request, "structured_commit_slot", None) == slot  # no `py_` name: those are copied to children
+    request.structured_commit_slot = slot
+    return not known
+
+
 def prompt_length(request) -> int | None:
     """How many of the request's tokens are its prompt; output before a pause is not."""
     return getattr(request, "py_orig_prompt_len", None)
@@ -145,28 +210,6 @@ def ignores_end(request) -> bool:
     """Whether end tokens do not end this request."""
     end = getattr(request, "py_end_id", None)
     return end is not None and end < 0
-
-
-def _load_table(settings: Settings, folder: str | os.PathLike | None):
-    where = settings.checkpoint or folder
-    if where is None or not Path(where).is_dir():
-        raise StructuredCommitError(
-            f"structured_commit: the checkpoint {where!r} is not a local folder; set structured_commit.checkpoint to "
-            "the folder that holds config.json and the tokenizer"
-        )
-    path = Path(where)
-    try:
-        _, size = read_model_type(path)
-    except FormatError:
-        if settings.format == AUTO:
-            raise
-        size = None
-    try:
-        vocabulary = read_vocabulary(path, size)
-    except VocabularyError as error:
-        raise VocabularyError(f"structured_commit: {error}") from error
-    form = resolve_auto(path, vocabulary) if settings.format == AUTO else resolve_format(settings.format)
-    return cached_table(form, vocabulary, settings.cache_dir), form.name
 
 
 RUNTIME = Runtime()

@@ -125,7 +125,8 @@ def _draw(request, state: int, probs: Tensor) -> int:
 def _cut_on_device(num_accepted: Tensor, target_tokens: Tensor, scheduled_batch) -> Tensor:
     stage = RUNTIME.stage
     requests = [r for r in scheduled_batch.all_requests() if not getattr(r, "py_is_draft", False)]
-    RUNTIME.bind(requests)
+    # Contexts of that step are in generation by now; one that was paused meanwhile still owns its slot.
+    RUNTIME.bind(requests, prefilled=getattr(scheduled_batch, "context_requests", ()))
     bound = [r.py_seq_slot for r in requests if getattr(r, "py_seq_slot", None) is not None]
     slots = torch.full((num_accepted.shape[0],), stage.num_slots, dtype=torch.int64)
     slots[bound] = torch.tensor(bound, dtype=torch.int64)

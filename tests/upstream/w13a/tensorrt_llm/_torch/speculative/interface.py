@@ -16,6 +16,7 @@ from tests.upstream.common.metadata import SpecMetadataFields
 
 @dataclass
 class SpecMetadata(SpecMetadataFields):
+    is_all_greedy_sample: bool = True
     draft_probs_valid: bool = False
 
     def prepare(self):
@@ -81,7 +82,7 @@ class SpecWorkerBase(WorkerCommons, ABC):
     def _accept_draft_tokens(self, logits, draft_tokens, num_contexts, batch_size, spec_metadata):
         if batch_size > num_contexts and self._can_use_rejection_sampling(spec_metadata):
             slots = spec_metadata.batch_slot_ids[num_contexts:batch_size]
-            draft_probs = spec_metadata.draft_probs[slots, : draft_tokens.shape[1]]
+            draft_probs = self.full_draft_probs(spec_metadata.draft_probs[slots, : draft_tokens.shape[1]])
             return self._sample_and_accept_draft_tokens_rejection(
                 logits, draft_tokens, draft_probs, num_contexts, batch_size, spec_metadata
             )
@@ -130,8 +131,8 @@ class SpecWorkerBase(WorkerCommons, ABC):
 
     def sample_draft_tokens(self, logits, spec_metadata, batch_size, *, num_contexts=0, draft_step=None):
         if spec_metadata.is_all_greedy_sample or not spec_metadata.use_rejection_sampling:
-            return logits.argmax(dim=-1).int()
+            return self.to_target_vocabulary(logits.argmax(dim=-1)).int()
         probs = logits.softmax(dim=-1)
-        spec_metadata.draft_probs[spec_metadata.batch_slot_ids[:batch_size], draft_step] = probs
+        spec_metadata.draft_probs[spec_metadata.batch_slot_ids[:batch_size], draft_step, : probs.shape[1]] = probs
         spec_metadata.draft_probs_valid = True
-        return ops.draw(probs, *self._next_random_state())
+        return self.to_target_vocabulary(ops.draw(probs, *self._next_random_state())).int()

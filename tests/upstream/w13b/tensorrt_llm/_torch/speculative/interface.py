@@ -90,7 +90,12 @@ class SpecWorkerBase(LaterWorker, ABC):
             ):
                 draft_probs = spec_metadata.draft_probs[spec_metadata.batch_slot_ids[num_contexts:batch_size]]
                 accepted = self._sample_and_accept_draft_tokens_rejection(
-                    logits, draft_tokens, draft_probs[:, :draft_len], num_contexts, batch_size, spec_metadata
+                    logits,
+                    draft_tokens,
+                    self.full_draft_probs(draft_probs[:, :draft_len]),
+                    num_contexts,
+                    batch_size,
+                    spec_metadata,
                 )
                 return self._commit_occurrence_counts(accepted, batch_size, spec_metadata)
         accepted = self._sample_and_accept_draft_tokens_base(logits, *five)

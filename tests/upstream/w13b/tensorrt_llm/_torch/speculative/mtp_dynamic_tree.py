@@ -18,6 +18,7 @@ class MTPEagleDynamicTreeWorker(TreeBuffers, MTPEagleWorker):
 
     def relocate_and_draft(self, input_ids, tokens, counts, attn_metadata, spec_metadata, draft_model):
         self._relocate_kv_eagerly(attn_metadata, attn_metadata.num_seqs)
+        self.update_recurrent(attn_metadata, counts, self.accepted_leaves(attn_metadata))
         return self.draft_tree(input_ids, tokens, counts, attn_metadata, spec_metadata, draft_model)
 
     def sample_and_accept_draft_tokens(self, input_ids, logits, spec_metadata, attn_metadata):

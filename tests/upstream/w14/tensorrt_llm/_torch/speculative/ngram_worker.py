@@ -25,6 +25,8 @@ class NGramPool:
 
 
 class NGramWorker(SpecWorkerBase):
+    memory = "history"
+
     def __init__(self, spec_config, model_config=None):
         super().__init__()
         self.spec_config, self.model_config, self.pool = spec_config, model_config, NGramPool()
@@ -45,7 +47,12 @@ class NGramWorker(SpecWorkerBase):
         return self.output(logits, accepted_tokens, num_accepted_tokens, next_draft_tokens)
 
     def extend(self, tokens, counts, attn_metadata, spec_metadata):
+        if spec_metadata.runtime_draft_len:
+            self.update_recurrent(attn_metadata, counts)
         self.note_consumed(tokens, counts)
         mask = torch.tensor([request_id >= 0 for request_id in attn_metadata.request_ids])
         rows = (attn_metadata.num_seqs, spec_metadata.runtime_draft_len)
         return self.pool.extend_and_draft(tokens, counts, spec_metadata.slot_ids, mask, *rows)
+
+    def history_of(self, slot, request_id, spec_metadata):
+        return self.pool.history[slot]

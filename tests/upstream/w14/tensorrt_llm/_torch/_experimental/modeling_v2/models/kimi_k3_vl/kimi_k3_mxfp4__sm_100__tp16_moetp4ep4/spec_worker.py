@@ -1,10 +1,12 @@
 """Facts: workers.md §9 (the predicate and what it decides before and after the forward; the fused launch runs neither
-the strict base nor `_accept_draft_tokens`)."""
+the strict base nor `_accept_draft_tokens`), §3 (`_on_acceptance` keeps the two tensors and knows them again by
+identity)."""
 
 from __future__ import annotations
 
 import torch
 from tensorrt_llm._torch.speculative.dflash import DFlashWorker
+from tensorrt_llm._torch.speculative.dspark import DSparkWorker
 
 from tests.upstream.common.acceptance import matching_prefix
 
@@ -33,3 +35,25 @@ class KimiK3DFlashWorker(DFlashWorker):
             return False
         greedy = spec_metadata.is_all_greedy_sample and not spec_metadata.enable_penalty
         return greedy and not self._can_use_rejection_sampling(spec_metadata)
+
+
+class KimiK3DSparkWorker(KimiK3DFlashWorker, DSparkWorker):
+    recognised = 0
+    _kept = (None, None)
+
+    def sample_and_accept_draft_tokens(self, logits, attn_metadata, spec_metadata):
+        accepted_tokens, num_accepted_tokens = super().sample_and_accept_draft_tokens(
+            logits, attn_metadata, spec_metadata
+        )
+        if self.k3_decode:
+            self._on_acceptance(accepted_tokens, num_accepted_tokens)
+        return accepted_tokens, num_accepted_tokens
+
+    def _on_acceptance(self, accepted_tokens, num_accepted_tokens):
+        self._kept = accepted_tokens, num_accepted_tokens
+
+    def _prepare_next_new_tokens(self, accepted_tokens, next_draft_tokens, rows, batch_size, num_accepted_tokens):
+        self.recognised += self._kept[0] is accepted_tokens and self._kept[1] is num_accepted_tokens
+        return super()._prepare_next_new_tokens(
+            accepted_tokens, next_draft_tokens, rows, batch_size, num_accepted_tokens
+        )
