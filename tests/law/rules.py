@@ -85,17 +85,14 @@ class _Call:
         assert torch.equal(escaped, weights.sum(dim=1) == 0), f"{self.family.name}: escaped where legal mass was"
         weights[escaped, first.tokens[rows, at].long()[escaped]] = 1
 
-        row, token = weights.nonzero(as_tuple=True)
-        share, total = weights[row, token].double(), weights.sum(dim=1).double()[row]
-        middle = (weights.cumsum(dim=1).double()[row, token] - share / 2) / total
-        words = torch.stack([(middle * 2.0**32).long(), torch.zeros_like(row)], dim=1)
+        row, token, words, share = every_draw(weights)
         source = rows[row]
         out, after = self.only(source).commit(words, repair_rows=len(source))
         assert torch.equal(out.tokens.long().gather(1, at[row, None])[:, 0], token), f"{self.family.name}: wrong draw"
         assert torch.equal(out.lengths, first.lengths[source]), self.family.name
         assert torch.equal(out.events & ~Event.ENDED, first.events[source] & ~Event.ENDED), self.family.name
         drawn = self.commits(torch.arange(len(source)), out, after)
-        return drawn._replace(row=source, weight=share / total)
+        return drawn._replace(row=source, weight=share)
 
     def commits(self, rows: Tensor, out: CommitOutput, after: Tensor) -> Commits:
         tokens, lengths = out.tokens.long()[rows], out.lengths.long()[rows]
@@ -130,6 +127,16 @@ class _Call:
         assert bool(same[whole].all()), family.name
         if self.policy == "repair":
             assert not bool((out.events[whole] & ~Event.ENDED).any()), family.name
+
+
+def every_draw(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Every token that rows of integer weights [R, V] can give: row, token, random words [M, 2] int64 in the middle of
+    the token's share of the draw, and its probability, float64."""
+    row, token = weights.nonzero(as_tuple=True)
+    share, total = weights[row, token].double(), weights.sum(dim=1).double()[row]
+    middle = (weights.cumsum(dim=1).double()[row, token] - share / 2) / total
+    words = torch.stack([(middle * 2.0**32).long(), torch.zeros_like(row)], dim=1)
+    return row, token, words, share / total
 
 
 def _call(family: Family, policy: str, windows: Windows) -> _Call:
