@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format replay formats check apply status diff export revert check-series bench bench-apply conform fuzz clean
+.PHONY: help demo test test-multi gpu lint format replay browser delivery formats check apply status diff export revert check-series bench bench-apply conform fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -18,14 +18,26 @@ demo: $(READY) ## real Harmony streams lose tool calls under speculation, and ke
 test: $(READY) ## all tests, one process a core; ARGS="-k name" picks some
 	@OMP_NUM_THREADS=1 $(RUN) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
+test-multi: $(READY) ## the stage on 2 and 4 ranks, 10,000 windows each; NCCL where there is a GPU for each rank
+	@MULTI_GPU_FULL=1 $(RUN) -m pytest tests/multi_gpu $(ARGS)
+
+gpu: ## everything that needs a GPU, in a TensorRT-LLM container; see ci/README.md
+	@bash ci/gpu.sh $(ARGS)
+
 lint: $(READY) ## ruff: rules and format
 	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check .
 
 format: $(READY) ## rewrite the code the way `lint` wants it
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
 
-replay: $(READY) ## replay report #17437 and print the verdict; ARGS="--json FILE" writes the figures
-	@$(RUN) -m scripts.replay $(ARGS)
+replay: $(READY) ## replay report #17437 and print the verdict; TRACE=FILE shows a flight recorder's trace instead
+	@$(RUN) -m $(if $(TRACE),scripts.incident "$(TRACE)",scripts.replay) $(ARGS)
+
+browser: $(READY) ## a headless browser for the page's tests and pictures, inside .venv; no root needed
+	@$(RUN) -m scripts.browser
+
+delivery: $(READY) ## what streaming tool parsers lose of speculative deltas, and with the splitter; ARGS="--turns N --json"
+	@$(RUN) -m scripts.delivery $(ARGS)
 
 formats: $(READY) ## size and compile time of every built-in format
 	@$(RUN) -m scripts.formats $(ARGS)
@@ -77,6 +89,10 @@ $(READY): pyproject.toml Makefile
 	  print(*d["project"]["optional-dependencies"]["dev"], sep="\n")' > $(VENV)/requirements.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/requirements.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23 # its parsers; the rest needs CUDA
+	@# The release on which transformers#47912 was reported, beside the installed one, with what it alone needs.
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --upgrade \
+	  --target $(VENV)/transformers-5.15.0 transformers==5.15.0 tokenizers==0.22.2 huggingface-hub==1.33.0 \
+	  httpx==0.28.1 httpcore==1.0.9
 	@# The package is found where it lies: an editable install would leave its metadata in the overlay.
 	@$(RUN) -c 'import pathlib, sysconfig; folder = pathlib.Path(sysconfig.get_path("purelib")); \
 	  (folder / "structured_commit.pth").write_text(str(pathlib.Path("overlay/tensorrt_llm/_torch/speculative").resolve()))'

@@ -1,0 +1,1 @@
+"""What a GPU machine runs; see README.md in this folder."""
