@@ -9,9 +9,12 @@ Importing it needs torch and the standard library; compiling a format needs outl
 """
 
 from .compile import compile_format
+from .containment import Containment
+from .delivery import AlignedDelivery, Splitter
 from .errors import FormatError, StageError, StructuredCommitError, TableError, VocabularyError
 from .format import Format, builtin_format, format_names, read_format
 from .host import HostTwin, Walk
+from .merge import Delivered, merge_results, once_per_delta, results_in_order
 from .policy import COUNTERS, CommitConfig, Event, Policy
 from .reference import rejection_reference, relaxed_reference, strict_reference
 from .stage import CommitOutput, CommitStage
@@ -20,14 +23,18 @@ from .vocabulary import Vocabulary
 
 __all__ = [
     "COUNTERS",
+    "AlignedDelivery",
     "CommitConfig",
     "CommitOutput",
     "CommitStage",
+    "Containment",
+    "Delivered",
     "Event",
     "Format",
     "FormatError",
     "HostTwin",
     "Policy",
+    "Splitter",
     "StageError",
     "StructureTable",
     "StructuredCommitError",
@@ -39,8 +46,11 @@ __all__ = [
     "builtin_format",
     "compile_format",
     "format_names",
+    "merge_results",
+    "once_per_delta",
     "read_format",
     "rejection_reference",
     "relaxed_reference",
+    "results_in_order",
     "strict_reference",
 ]

@@ -72,6 +72,13 @@ def check_shapes(
         )
 
 
+def check_in_place(tokens: Tensor, lengths: Tensor) -> None:
+    """Refuse tensors that cannot be written to because their rows share memory."""
+    for name, tensor in (("tokens", tokens), ("lengths", lengths)):
+        if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise StageError(f"{name} is expanded: its rows share memory and cannot be written in place; clone it")
+
+
 def check_values(stage: CommitStage, tokens: Tensor, lengths: Tensor, slots: Tensor, probs: Tensor | None) -> None:
     """Refuse wrong values, naming the first row that has one. Waits for the device."""
     width, vocab = tokens.shape[1], stage.table.vocab_size

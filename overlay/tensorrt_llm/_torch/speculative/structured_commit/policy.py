@@ -63,6 +63,9 @@ COUNTERS = (
 )
 
 
+BACKENDS = ("auto", "torch", "triton")
+
+
 @dataclass(frozen=True, slots=True)
 class CommitConfig:
     """Settings of a `CommitStage`.
@@ -76,6 +79,8 @@ class CommitConfig:
         seed: of the stage's own random stream, the same on every rank.
         check: verify values (lengths, slots, ids, sums) on the host before each commit. Synchronises; for
             debugging, not inside CUDA graphs.
+        backend: what `commit` runs on, with the same result to the bit: `torch` or the fused kernels of `triton`;
+            `auto` = the kernels on a GPU where Triton is at hand, else torch.
     """
 
     policy: str = "repair"
@@ -83,6 +88,7 @@ class CommitConfig:
     repair_rows: int = 8
     seed: int = 0
     check: bool = False
+    backend: str = "auto"
 
     def __post_init__(self) -> None:
         allowed = [p.value for p in Policy]
@@ -95,3 +101,5 @@ class CommitConfig:
             raise StageError(f"repair_rows is {self.repair_rows}; it must be 1 or more")
         if not 0 <= self.seed < 2**64:
             raise StageError(f"seed {self.seed} does not fit 64 bits")
+        if self.backend not in BACKENDS:
+            raise StageError(f"unknown backend {self.backend!r}; choose one of: {', '.join(BACKENDS)}")

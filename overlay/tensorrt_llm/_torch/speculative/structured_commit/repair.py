@@ -16,7 +16,7 @@ from .philox import philox4x32
 
 PROBABILITY_BITS = 52
 GREEDY_TEMPERATURE = 1e-2  # at or below it a row is greedy, as in TRT-LLM's sampler
-_STREAM = 0x5C0117ED  # keeps this stream apart from any other use of the same seed
+STREAM = 0x5C0117ED  # keeps this stream apart from any other use of the same seed
 _LOW = 0xFFFFFFFF
 
 
@@ -40,17 +40,24 @@ class Distribution(NamedTuple):
         Returns:
             [R] int64; V where no legal token has any mass.
         """
-        source = self.probs if self.probs is not None else self.logits
-        here = source[rows, columns] if self.source_rows is None else source[self.source_rows[rows, columns]]
+        here = self.scores(rows, columns)
         if self.probs is not None:
             return draw(legal_weights(here, legal), words)
         if self.temperature is None:
             return best_legal(here, legal)
-        limits = (None if t is None else t[rows] for t in (self.top_k, self.top_p))
-        p = filtered_probs(here, self.temperature[rows], *limits)
-        drawn = draw(legal_weights(p, legal), words)
+        drawn = draw(legal_weights(self.filtered(rows, columns), legal), words)
         # Where every token that the filters kept is illegal, the filters give way before the format does.
         return torch.where(drawn < legal.shape[1], drawn, best_legal(here, legal))
+
+    def scores(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """[R, V]: the given probabilities or logits of each (row, column)."""
+        source = self.probs if self.probs is not None else self.logits
+        return source[rows, columns] if self.source_rows is None else source[self.source_rows[rows, columns]]
+
+    def filtered(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """[R, V] float32: what the sampler draws from at each (row, column), from logits with a temperature."""
+        limits = (None if t is None else t[rows] for t in (self.top_k, self.top_p))
+        return filtered_probs(self.scores(rows, columns), self.temperature[rows], *limits)
 
 
 def legal_weights(probs: Tensor, legal: Tensor) -> Tensor:
@@ -84,7 +91,7 @@ def draw(weights: Tensor, words: Tensor) -> Tensor:
 
 def random_words(seed: int, slots: Tensor, steps: Tensor) -> Tensor:
     """[R, 2] int64 random 32-bit words of the stage's stream, a function of (seed, slot, step) alone."""
-    counter = torch.stack([slots, steps & _LOW, (steps >> 32) & _LOW, torch.full_like(slots, _STREAM)], dim=1)
+    counter = torch.stack([slots, steps & _LOW, (steps >> 32) & _LOW, torch.full_like(slots, STREAM)], dim=1)
     key = torch.stack([torch.full_like(slots, seed & _LOW), torch.full_like(slots, seed >> 32)], dim=1)
     return philox4x32(counter, key)[:, :2]
 

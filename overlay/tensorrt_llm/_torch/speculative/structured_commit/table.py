@@ -121,6 +121,13 @@ class StructureTable:
         return self.num_states + 1
 
     @property
+    def extended_flags(self) -> Tensor:
+        """[S + 2] uint8: `state_flags` as `transitions` counts the states; untracked, ended and stray have none."""
+        flags = self.state_flags.new_zeros(self.num_states + 2)
+        flags[1 : self.num_states] = self.state_flags[1:]
+        return flags
+
+    @property
     def device(self) -> torch.device:
         """Where the tensors lie."""
         return self.token_class.device
@@ -243,34 +250,36 @@ class StructureTable:
                 "with the tokens of this vocabulary"
             )
 
+    @cached_property
     def _present_classes(self) -> Tensor:
+        """[C] bool: the classes that some token of the vocabulary has."""
         present = torch.zeros(self.num_classes, dtype=torch.bool, device=self.device)
         present[self.token_class.long()] = True
         return present
 
     def _dead_states(self, terminal: Tensor, may_end: Tensor) -> list[int]:
-        usable = self._present_classes() & ~terminal
+        legal = (self.next_state >= 0) & self._present_classes
+        follow, leads_on = self.next_state.clamp(min=0).long(), legal & ~terminal
         alive = may_end.clone()
         while True:
-            reach = (self.next_state >= 0) & alive[self.next_state.clamp(min=0).long()] & usable
-            grown = alive | reach.any(dim=1)
+            grown = alive | (leads_on & alive[follow]).any(dim=1)
             if bool((grown == alive).all()):
                 break
             alive = grown
-        stuck = ~((self.next_state >= 0) & self._present_classes()).any(dim=1)
+        stuck = ~legal.any(dim=1)
         return (self._reachable() & (stuck | ~alive)).nonzero()[:, 0].tolist()
 
     def _reachable(self) -> Tensor:
         """[S] bool: the tracked states that the tokens of this vocabulary lead to."""
         reached = torch.zeros(self.num_states, dtype=torch.bool, device=self.device)
         reached[[self.info.start, *(state for _, state in self.info.entries)]] = True
-        targets = self.next_state.long()[:, self._present_classes()]
-        while True:
-            following = targets[reached]
+        targets = self.next_state.long()[:, self._present_classes]
+        fresh = reached
+        while bool(fresh.any()):
+            following = targets[fresh]
             grown = reached.index_fill(0, following[following > 0], True)
-            if bool((grown == reached).all()):
-                return grown
-            reached = grown
+            fresh, reached = grown & ~reached, grown
+        return reached
 
     def _escape_tokens(self) -> Tensor:
         """[S + 2] int32: in each tracked state a legal token on a shortest way to the end, 0 elsewhere."""
@@ -278,7 +287,7 @@ class StructureTable:
         ids = torch.arange(self.vocab_size, device=self.device)
         first_token = first_token.scatter_reduce(0, self.token_class.long(), ids, "amin")
         terminal = (self.class_flags & TERMINAL) != 0
-        present = first_token < self.vocab_size
+        present = self._present_classes
         far = self.num_states + 2
         distance = torch.where((self.state_flags & MAY_END) != 0, 1, far)
         legal = (self.next_state >= 0) & present

@@ -47,6 +47,15 @@ class Vocabulary:
             h.update(self.texts[token])
         return h.hexdigest()[:16]
 
+    def spell(self, token: int) -> str:
+        """A token for people: a control token's name, or its text; empty if it is neither."""
+        name = self._names.get(token)
+        return name if name is not None else self.texts.get(token, b"").decode("utf-8", "replace")
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {token: name for name, token in self.controls.items()}
+
     @classmethod
     def of(cls, source: object, controls: Mapping[str, int] | None = None, size: int | None = None) -> Vocabulary:
         """Read a vocabulary.
