@@ -58,13 +58,7 @@ class ChatVocabulary:
 
     def spell(self, token: int) -> str:
         """A token for people: a control token's name, or its text."""
-        if token in self._names:
-            return self._names[token]
-        return self.vocabulary.texts.get(token, b"").decode("utf-8", "replace")
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        return {i: n for n, i in self.vocabulary.controls.items()}
+        return self.vocabulary.spell(token)
 
 
 @cache

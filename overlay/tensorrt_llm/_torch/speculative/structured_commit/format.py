@@ -18,7 +18,7 @@ from pathlib import Path
 from .errors import FormatError
 
 _FOLDER = Path(__file__).parent / "formats"
-_NOT_MEANING = ("summary", "notes", "model_types", "template_marks")
+_NOT_MEANING = ("summary", "notes", "model_types", "template_marks", "cuts")
 _EXPRESSION_MARKS = set("«»‹›()[]\\*+?|.")
 
 
@@ -38,6 +38,8 @@ class Format:
             its spelling is ordinary text; as a terminal, opener or `never` it is left out too.
         model_types: the `model_type` values of checkpoints that speak this format.
         template_marks: strings in a checkpoint's chat template that tell this format from others of its model types.
+        cuts: text at whose ends a delta for a streaming parser is cut, beside the automaton's boundaries: markers of
+            ordinary text that the expression cannot tell from data.
         summary, notes: for people.
     """
 
@@ -50,6 +52,7 @@ class Format:
     optional: frozenset[str] = frozenset()
     model_types: tuple[str, ...] = ()
     template_marks: tuple[str, ...] = ()
+    cuts: tuple[str, ...] = ()
     summary: str = ""
     notes: tuple[str, ...] = ()
 
@@ -128,7 +131,7 @@ def format_from_dict(data: dict, where: str = "format") -> Format:
         problem = f"unknown field {unknown[0]!r}" if unknown else f"missing field {missing[0]!r}"
         raise FormatError(f"{where}: {problem}; fields: {', '.join(sorted(allowed))}")
     fields = dict(data)
-    for key in ("terminals", "turn_openers", "never", "model_types", "template_marks", "notes"):
+    for key in ("terminals", "turn_openers", "never", "model_types", "template_marks", "cuts", "notes"):
         if key in fields:
             fields[key] = _strings(fields[key], where, key)
     if "optional" in fields:

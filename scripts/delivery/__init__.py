@@ -1,0 +1,1 @@
+"""`make delivery`: what streaming tool parsers lose of speculative deltas, without and with the splitter."""
