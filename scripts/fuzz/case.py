@@ -13,7 +13,7 @@ from structured_commit import CommitConfig, StructureTable
 from .model import Automaton, Source
 from .worlds import random_table
 
-POLICIES = ("off", "observe", "trim", "repair", "repair", "repair", "gate", "rollback")
+RULES = ("off", "observe", "trim", "repair", "repair", "repair", "gate", "rollback", "align")
 STRANGE_LENGTHS = (0, -3, 1 << 20)
 STRANGE_SLOTS = (-1, -(1 << 40), 1 << 40)
 
@@ -65,8 +65,10 @@ class Case:
         self.illegal = choose.choice((0.0, 0.02, 0.3, 1.0))  # chance of any token in place of one that fits
         self.strange = choose.choice((0.0, 0.0, 0.1))  # chance of a value out of range
         self.kinds = ("probs", "greedy", "sampled", "none")[: choose.randint(1, 4)]
+        rule = choose.choice(RULES)
         self.config = CommitConfig(
-            policy=choose.choice(POLICIES),
+            policy="repair" if rule == "align" else rule,
+            align=rule == "align",
             max_repairs=choose.choice((0, 1, 2, 64)),
             repair_rows=choose.choice((1, 2, 8, 256)),
             seed=choose.choice((0, choose.getrandbits(64))),

@@ -18,6 +18,7 @@ from structured_commit.repair import filtered_probs
 from structured_commit.table import IN_BLOCK, IN_HEADER, TERMINAL
 
 UNTRACKED, ILLEGAL = 0, -1
+_HELD = {"gate": Event.GATED, "align": Event.ALIGNED, "rollback": Event.ROLLED_BACK}
 WORD = 0xFFFFFFFF
 
 
@@ -164,13 +165,13 @@ def _plan(config: CommitConfig, automaton: Automaton, row: Row, redraws: bool) -
         if states[-1] == automaton.ended != state:
             break
     reach = len(states) - 1  # tokens up to the terminal, the illegal token or the end of the window
-    limit = _limit(config.policy, automaton, states)
+    limit = _limit(config.rule, automaton, states)
     taken = min(reach, limit)
     plan = _Plan(width, length, taken, states[taken], events)
     plan.mends = waits and limit > reach
     plan.held = reach - taken
     if plan.held or (waits and not plan.mends):
-        plan.events |= Event.GATED if config.policy is Policy.GATE else Event.ROLLED_BACK
+        plan.events |= _HELD[config.rule]
     if plan.mends:
         plan.events |= Event.ILLEGAL
     if illegal is not None and not waits and illegal < taken:
@@ -187,14 +188,17 @@ def _plan(config: CommitConfig, automaton: Automaton, row: Row, redraws: bool) -
     return plan
 
 
-def _limit(policy: Policy, automaton: Automaton, states: list[int]) -> int:
-    """How many tokens `gate` or `rollback` let pass."""
+def _limit(rule: str, automaton: Automaton, states: list[int]) -> int:
+    """How many tokens `gate`, `align` or `rollback` let pass."""
     unlimited = len(states)
-    if policy is Policy.GATE:
+    if rule == "gate":
         if automaton.has(states[0], IN_HEADER):
             return 1
         return next((i for i in range(1, len(states)) if automaton.has(states[i], IN_HEADER)), unlimited)
-    if policy is Policy.ROLLBACK:
+    if rule == "align":
+        regions = [[automaton.has(s, flag) for flag in (IN_HEADER, IN_BLOCK)] for s in states]
+        return next((i for i in range(1, len(states)) if regions[i] != regions[i - 1]), unlimited)
+    if rule == "rollback":
         opened = [automaton.has(s, IN_HEADER | IN_BLOCK) for s in states]
         openers = [i for i in range(len(states) - 1) if opened[i + 1] and not opened[i]]
         if openers and openers[-1] > 0 and opened[-1]:
@@ -245,8 +249,9 @@ def _amounts(plan: _Plan, length: int) -> dict[str, int]:
     amounts = {name: int(Event[name.upper()] in plan.events) for name in names}
     amounts |= {"windows": 1, "tokens_in": plan.length, "trimmed": plan.trimmed}
     amounts["tokens_committed"] = min(max(length, 1), plan.width)
-    held = Event.GATED if Event.GATED in plan.events else Event.ROLLED_BACK
-    amounts[held.name.lower()] = plan.held
+    for held in _HELD.values():
+        if held in plan.events:
+            amounts[held.name.lower()] = plan.held
     return amounts
 
 

@@ -67,7 +67,7 @@ class _Call:
     def commit(self, words: Tensor, repair_rows: int) -> tuple[CommitOutput, Tensor]:
         """Commit with slots in an order of their own; returns the output and the state of each row after it."""
         rows, width = self.windows.tokens.shape
-        config = CommitConfig(policy=self.policy, repair_rows=repair_rows, max_repairs=NEVER_SPENT)
+        config = config_of(self.policy, repair_rows=repair_rows, max_repairs=NEVER_SPENT)
         stage = CommitStage(self.family.table, config, num_slots=rows, max_window=width)
         slots = torch.arange(rows - 1, -1, -1)
         stage.state[slots] = self.state[0].int()
@@ -120,13 +120,19 @@ class _Call:
         whole = fits.all(dim=1) & ~ends_early.any(dim=1)
         if self.policy in LOOKS_AT_NOTHING:
             whole = torch.ones_like(whole)
-        if self.policy in ("gate", "rollback"):
-            whole &= (out.events & (Event.GATED | Event.ROLLED_BACK)) == 0
+        if self.policy in ("gate", "align", "rollback"):
+            whole &= (out.events & (Event.GATED | Event.ALIGNED | Event.ROLLED_BACK)) == 0
         assert torch.equal(out.lengths[whole].long(), windows.lengths[whole]), family.name
         same = (out.tokens == windows.tokens) | ~inside
         assert bool(same[whole].all()), family.name
         if self.policy == "repair":
             assert not bool((out.events[whole] & ~Event.ENDED).any()), family.name
+
+
+def config_of(policy: str, **settings: int) -> CommitConfig:
+    """The configuration of a policy; "align" stands for `repair` that also ends windows at boundaries."""
+    align = policy == "align"
+    return CommitConfig(policy="repair" if align else policy, align=align, **settings)
 
 
 def every_draw(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -15,12 +15,14 @@ from structured_commit import COUNTERS, CommitConfig, CommitOutput, CommitStage,
 from structured_commit.table import TERMINAL
 
 from .instances import random_table
+from .rules import config_of
 
-CHANGING = ("trim", "repair", "gate", "rollback")
+CHANGING = ("trim", "repair", "gate", "align", "rollback")
 POLICIES = ("off", "observe", *CHANGING)
 EXAMPLES = settings(max_examples=60, deadline=None)
 FEW, ENOUGH = st.integers(1, 6), st.just(64)  # repair rows
-SHORTENING = Event.TRIMMED | Event.REPAIRED | Event.CUT | Event.GATED | Event.ROLLED_BACK | Event.AFTER_END
+HELD = Event.GATED | Event.ALIGNED | Event.ROLLED_BACK
+SHORTENING = Event.TRIMMED | Event.REPAIRED | Event.CUT | HELD | Event.AFTER_END
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ def steps(draw, policies=POLICIES, repair_rows=ENOUGH, dummies=False) -> Step:
     slots = draw(st.permutations(range(rows + 2)))[:rows]
     if dummies:
         slots = [rows + 2 if draw(st.booleans()) else s for s in slots]
-    config = CommitConfig(
-        policy=draw(st.sampled_from(policies)),
+    config = config_of(
+        draw(st.sampled_from(policies)),
         repair_rows=draw(repair_rows),
         max_repairs=draw(st.sampled_from((0, 1, 8))),
     )
@@ -161,7 +163,7 @@ def test_nothing_is_committed_after_a_terminal(step):
 
 
 @EXAMPLES
-@given(steps(policies=("repair", "gate", "rollback"), repair_rows=FEW))
+@given(steps(policies=("repair", "gate", "align", "rollback"), repair_rows=FEW))
 def test_a_tracked_row_commits_an_illegal_token_only_when_its_repairs_are_spent(step):
     out, _ = step.run()
     for row, state in enumerate(step.states.tolist()):
@@ -182,10 +184,24 @@ def test_gate_commits_one_token_a_step_inside_headers(step):
 
 
 @EXAMPLES
+@given(steps(policies=("align",), repair_rows=FEW))
+def test_align_lets_no_window_cross_two_boundaries(step):
+    out, _ = step.run()
+    host = step.table.host
+    for row, state in enumerate(step.states.tolist()):
+        regions = [(host.block_open(state), host.header_open(state))]
+        for token in step.committed(out, row):
+            following = host.step(state, token)
+            state = host.let_through(token) if following < 0 else following
+            regions.append((host.block_open(state), host.header_open(state)))
+        assert len(set(regions[:-1])) == 1, "a boundary stands only behind the last token"
+
+
+@EXAMPLES
 @given(steps(repair_rows=FEW))
 def test_events_agree_with_each_other_and_with_what_was_committed(step):
     out, stage = step.run()
-    policy = step.config.policy.value
+    policy = step.config.rule
     for row, slot in enumerate(step.slots.tolist()):
         event, length, given_length = Event(int(out.events[row])), int(out.lengths[row]), int(step.lengths[row])
         if policy == "off":
@@ -200,8 +216,9 @@ def test_events_agree_with_each_other_and_with_what_was_committed(step):
         assert Event.REPAIRED in event or Event.ESCAPED not in event
         assert Event.ENDED in event or Event.TRIMMED not in event
         assert Event.GATED not in event or policy == "gate"
+        assert Event.ALIGNED not in event or policy == "align"
         assert Event.ROLLED_BACK not in event or policy == "rollback"
-        assert policy in ("repair", "gate", "rollback") or not event & (Event.REPAIRED | Event.CUT)
+        assert policy in ("repair", "gate", "align", "rollback") or not event & (Event.REPAIRED | Event.CUT)
         if policy == "observe":
             assert length == given_length
         elif length < given_length:
@@ -292,7 +309,7 @@ def test_counters_are_the_sums_of_what_the_events_say(step):
     assert counted["tokens_committed"] == int(out.lengths[live].sum())
     for name in ("illegal", "repaired", "cut", "escaped", "untracked", "ended", "out_of_range"):
         assert counted[name] == int(((out.events[live] & Event[name.upper()]) != 0).sum()), name
-    for name in ("trimmed", "gated", "rolled_back"):
+    for name in ("trimmed", "gated", "aligned", "rolled_back"):
         rows = live & ((out.events & Event[name.upper()]) != 0)
         dropped = int((step.lengths - out.lengths)[rows].sum())
         # `observe` counts what it would have cut; a mended row also drops what followed its illegal token.

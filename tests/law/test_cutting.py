@@ -123,7 +123,7 @@ def test_rollback_is_not_exact():
     assert distance(world_of_blocks(), stage_rule("rollback")) == pytest.approx(DISTANCES["rollback"], abs=1e-9)
 
 
-@pytest.mark.parametrize("policy", ["trim", "repair", "gate"])
+@pytest.mark.parametrize("policy", ["trim", "repair", "gate", "align"])
 def test_the_other_policies_are_exact_on_the_same_world(policy):
     assert distance(world_of_blocks(), stage_rule(policy)) < TOLERANCE
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from structured_commit import CommitConfig, CommitStage, StructureTable, strict_reference
+from structured_commit import CommitStage, StructureTable, strict_reference
 
 from .instances import random_table
+from .rules import config_of
 
 WORLDS, DRAFTERS, STREAM = 16, 12, 10
 
 
-@pytest.mark.parametrize("policy", ["repair", "gate"])
+@pytest.mark.parametrize("policy", ["repair", "gate", "align"])
 @pytest.mark.parametrize("how", ["no temperature", "temperature 0"])
 @pytest.mark.parametrize("seed", range(10))
 def test_repair_of_greedy_rows_is_constrained_greedy_decoding(policy, how, seed):
@@ -51,7 +52,7 @@ def _decode(table, scores, starts, num_drafts, policy, how, generator) -> list[l
     """Streams of WORLDS × DRAFTERS rows in one batch, each drafted at random, until all hold STREAM tokens."""
     rows = WORLDS * DRAFTERS
     world = torch.arange(rows) % WORLDS
-    config = CommitConfig(policy=policy, repair_rows=rows, max_repairs=10**6)
+    config = config_of(policy, repair_rows=rows, max_repairs=10**6)
     stage = CommitStage(table, config, num_slots=rows, max_window=num_drafts + 1)
     slots = torch.arange(rows)
     stage.state[:rows] = starts[world].int()

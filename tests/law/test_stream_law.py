@@ -82,8 +82,8 @@ def test_trim_is_the_target_up_to_and_including_its_first_terminal():
         assert deviation(law, target_up_to_terminal(family)) < TOLERANCE, family.name
 
 
-@pytest.mark.parametrize("policy", ["repair", "gate"])
-def test_repair_and_gate_are_the_constrained_target(policy):
+@pytest.mark.parametrize("policy", ["repair", "gate", "align"])
+def test_repair_gate_and_align_are_the_constrained_target(policy):
     for family in families():
         law = stream_law(family, stage_rule(policy))
         assert deviation(law, constrained_target(family)) < TOLERANCE, family.name
@@ -104,7 +104,7 @@ def test_rollback_is_biased_in_the_worlds_where_an_opener_can_be_dropped():
     assert 0.05 < float(distances.max()) < 0.5
 
 
-@pytest.mark.parametrize("policy", ["repair", "gate"])
+@pytest.mark.parametrize("policy", ["repair", "gate", "align"])
 def test_without_legal_mass_a_fixed_legal_token_takes_the_place_of_the_draw(policy):
     for family in families_without_legal_mass():
         law = stream_law(family, stage_rule(policy))

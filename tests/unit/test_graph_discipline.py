@@ -1,6 +1,6 @@
 """`commit` can be captured in a CUDA graph: the same operations on the same shapes whatever the values, no wait for the
 device, nothing read but what a replay finds in place, and no address that moves. Checked here by watching every
-operation; `test_graph_replay.py` captures and replays real graphs where there is a GPU."""
+operation of plain torch; `test_graph_replay.py` captures and replays real graphs where there is a GPU."""
 
 from types import SimpleNamespace
 
@@ -47,7 +47,8 @@ def distribution(kind, probs):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_commit_does_the_same_operations_on_the_same_tensors_whatever_the_values(policy, kind):
-    stage = CommitStage(TABLE, CommitConfig(policy=policy, repair_rows=2), num_slots=8, max_window=WIDTH)
+    config = CommitConfig(policy=policy, repair_rows=2, backend="torch")
+    stage = CommitStage(TABLE, config, num_slots=8, max_window=WIDTH)
     slots = torch.tensor([0, 1, 2, 3, 8, 8])
     before = addresses(stage)
     assert {"state", "steps", "repairs", "counters"} <= set(before)
@@ -90,7 +91,7 @@ def test_what_an_object_holds_is_found_however_deep():
 
 
 def test_the_common_path_touches_no_more_than_repair_rows_of_the_vocabulary():
-    stage = CommitStage(TABLE, CommitConfig(repair_rows=2), num_slots=8, max_window=WIDTH)
+    stage = CommitStage(TABLE, CommitConfig(repair_rows=2, backend="torch"), num_slots=8, max_window=WIDTH)
     drawn, lengths, probs = windows(5)
     with GraphWatch() as watch:
         stage.commit(drawn, lengths, torch.arange(BATCH), probs=probs)
@@ -123,7 +124,7 @@ def hook_inputs(checkpoint, kind, seed):
 @pytest.mark.parametrize(("policy", "rank_check_every"), [*((p, 0) for p in POLICIES[1:]), ("repair", 4)])
 def test_nothing_moves_over_bind_and_commit_while_requests_come_and_go(tmp_path, policy, kind, rank_check_every):
     checkpoint, worker = Checkpoint.write(tmp_path), SimpleNamespace(force_num_accepted_tokens=0)
-    section = checkpoint.section(policy, repair_rows=2, rank_check_every=rank_check_every)
+    section = checkpoint.section(policy, repair_rows=2, rank_check_every=rank_check_every, backend="torch")
     try:
         RUNTIME.build(section, tmp_path, 0, True, (lambda own: [own, own]) if rank_check_every else None)
         before = addresses(RUNTIME)

@@ -109,8 +109,8 @@ def as_on_a_gpu(monkeypatch, caplog):
     return choose
 
 
-def test_on_a_cpu_the_choice_is_torch():
-    assert stage("auto").backend == stage("torch").backend == "torch"
+def test_on_a_cpu_the_choice_is_to_look_first():
+    assert (stage("auto").backend, stage("host").backend, stage("torch").backend) == ("host", "host", "torch")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a stage on the CPU beside a GPU's Triton")
@@ -121,7 +121,7 @@ def test_asking_for_triton_on_a_cpu_says_what_to_do(monkeypatch):
 
 
 def test_an_unknown_backend_is_refused_with_the_allowed_ones():
-    with pytest.raises(StageError, match="unknown backend 'cuda'; choose one of: auto, torch, triton"):
+    with pytest.raises(StageError, match="unknown backend 'cuda'; choose one of: auto, host, torch, triton"):
         CommitConfig(backend="cuda")
 
 

@@ -43,7 +43,7 @@ def test_a_value_is_read(value, expected):
         ({"max_repairs": True}, "field 'max_repairs' must be int"),
         ({"check": 1}, "field 'check' must be bool"),
         ({"repair_rows": 0}, "repair_rows is 0"),
-        ({"backend": "cuda"}, "unknown backend 'cuda'; choose one of: auto, torch, triton"),
+        ({"backend": "cuda"}, "unknown backend 'cuda'; choose one of: auto, host, torch, triton"),
         ({"seed": -1}, "seed -1"),
         ({"report_every": -1}, "report_every is -1"),
         ({"record": 3}, "field 'record' must be RecordSettings | None, not 3"),

@@ -153,7 +153,7 @@ def test_trimmed_windows_end_with_the_terminal(patched, checkpoint, window):
 @pytest.mark.parametrize("window", WINDOWS)
 def test_later_readers_see_what_was_committed(patched, checkpoint, window):
     names = ("mtp-strict", "mtp-relaxed", "eagle3-rejection", "eagle3-relaxed")
-    for path in (BY_NAME[name] for name in names if window in BY_NAME[name].windows):
+    for path in (BY_NAME[n] for n in names if window in BY_NAME[n].windows):
         recorder = SaRecorder()
         decoded = Decoded(patched(window), path, checkpoint, count=1, recorder=recorder)
         (tokens,) = decoded.tokens.values()

@@ -1,6 +1,6 @@
-"""Which implementation a stage runs on: the fused kernels where Triton can run them, else plain torch.
+"""Which implementation a stage runs on: fused kernels where Triton runs, a look first on a CPU, else plain torch.
 
-Both give the same outputs to the bit, so nothing but speed depends on the choice. Imports Triton only where it is
+All give the same outputs to the bit, so nothing but speed depends on the choice. Imports Triton only where it is
 wanted.
 """
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import StageError
+from .host_commit import HostCommit
 from .log import log
 from .plain import CommitOutput, PlainCommit
 
@@ -40,11 +41,18 @@ def choose_backend(stage: CommitStage) -> Backend:
     """The implementation that `stage.config.backend` asks for.
 
     Raises:
-        StageError: `triton` was asked for by name and cannot run here.
+        StageError: `triton` or `host` was asked for by name and cannot run here.
     """
     wanted = stage.config.backend
-    if wanted == "torch" or (wanted == "auto" and stage.device.type != "cuda"):
+    if wanted == "torch":
         return PlainCommit(stage)
+    if wanted == "host" or (wanted == "auto" and stage.device.type == "cpu"):
+        if stage.device.type != "cpu":
+            raise StageError(
+                f"backend 'host' looks at values, and on {stage.device.type} that waits for the device at every step; "
+                "use 'auto'"
+            )
+        return HostCommit(stage)
     problem = _obstacle(stage.device)
     if problem is None:
         try:

@@ -121,7 +121,7 @@ class FusedCommit:
             *slots.stride(),
             *new_tokens.stride(),
             *new_lengths.stride(),
-            POLICY=self.config.policy.value,
+            POLICY=self.config.rule,
             REDRAWS=redraws,
             ROWS=ROWS,
             num_warps=1,

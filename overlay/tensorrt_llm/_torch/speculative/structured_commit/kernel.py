@@ -54,6 +54,7 @@ ENDED, AFTER_END, TRIMMED = (tl.constexpr(int(e)) for e in (Event.ENDED, Event.A
 ILLEGAL, REPAIRED, CUT = (tl.constexpr(int(e)) for e in (Event.ILLEGAL, Event.REPAIRED, Event.CUT))
 ESCAPED, UNTRACKED = (tl.constexpr(int(e)) for e in (Event.ESCAPED, Event.UNTRACKED))
 GATED, ROLLED_BACK = (tl.constexpr(int(e)) for e in (Event.GATED, Event.ROLLED_BACK))
+ALIGNED = tl.constexpr(int(Event.ALIGNED))
 OUT_OF_RANGE = tl.constexpr(int(Event.OUT_OF_RANGE))
 
 N_WINDOWS, N_TOKENS_IN = (tl.constexpr(COUNTERS.index(n)) for n in ("windows", "tokens_in"))
@@ -62,7 +63,7 @@ N_ILLEGAL, N_REPAIRED = (tl.constexpr(COUNTERS.index(n)) for n in ("illegal", "r
 N_GATED, N_ROLLED_BACK = (tl.constexpr(COUNTERS.index(n)) for n in ("gated", "rolled_back"))
 N_CUT, N_ESCAPED = (tl.constexpr(COUNTERS.index(n)) for n in ("cut", "escaped"))
 N_UNTRACKED, N_ENDED = (tl.constexpr(COUNTERS.index(n)) for n in ("untracked", "ended"))
-N_OUT_OF_RANGE = tl.constexpr(COUNTERS.index("out_of_range"))
+N_OUT_OF_RANGE, N_ALIGNED = (tl.constexpr(COUNTERS.index(n)) for n in ("out_of_range", "aligned"))
 
 
 @triton.jit
@@ -119,7 +120,7 @@ def commit_kernel(
     new_tokens_row,
     new_tokens_column,
     new_lengths_row,
-    POLICY: tl.constexpr,
+    POLICY: tl.constexpr,  # `CommitConfig.rule`
     REDRAWS: tl.constexpr,  # whether there is a distribution to redraw from
     ROWS: tl.constexpr,
 ):
@@ -147,7 +148,7 @@ def commit_kernel(
     end, at, before = length, length * 0 + width, start
     strange = row < 0
     stopped = row < 0  # an illegal token that is not let through has been met
-    held_at, held_state = length * 0 + (width + 1), start  # how far gate or rollback let the row go
+    held_at, held_state = length * 0 + (width + 1), start  # how far gate, align or rollback let the row go
     if repairing and POLICY != "repair":
         start_flags = tl.load(flags + start, mask=live, other=0)
         now_flags = start_flags
@@ -181,6 +182,10 @@ def commit_kernel(
                     opens = opens & (held_at > width)
                     held_at = tl.where(opens, i + 1, held_at)
                     held_state = tl.where(opens, following, held_state)
+                elif POLICY == "align":
+                    crosses = passes & ((now_flags & _OPEN) != (next_flags & _OPEN)) & (held_at > width)
+                    held_at = tl.where(crosses, i + 1, held_at)
+                    held_state = tl.where(crosses, following, held_state)
                 else:
                     opens = passes & ((now_flags & _OPEN) == 0) & ((next_flags & _OPEN) != 0)
                     held_at = tl.where(opens, i, held_at)
@@ -235,7 +240,7 @@ def commit_kernel(
         said = said | tl.where(reached, ENDED, 0) | tl.where(trimmed > 0, TRIMMED, 0)
         said = said | tl.where(mends | let_through, ILLEGAL, 0) | tl.where(let_through, UNTRACKED, 0)
         said = said | tl.where(escapes, REPAIRED | ESCAPED, 0) | tl.where(mends & ~escapes, CUT, 0)
-        held_event: tl.constexpr = ROLLED_BACK if POLICY == "rollback" else GATED
+        held_event: tl.constexpr = ROLLED_BACK if POLICY == "rollback" else ALIGNED if POLICY == "align" else GATED
         said = said | tl.where((put_off > 0) | (waits & ~mends), held_event, 0)
         tl.store(urgency + row, tl.where(mends, tl.where(escapes, URGENT, PATIENT), IDLE), mask=live)
         tl.store(illegal_at + row, tl.where(mends, at, 0), mask=live)
@@ -271,5 +276,7 @@ def commit_kernel(
         _add(counters + N_ESCAPED, counted & ((said & ESCAPED) != 0))
         if POLICY == "gate":
             _add(counters + N_GATED, tl.where(counted, put_off, 0))
+        if POLICY == "align":
+            _add(counters + N_ALIGNED, tl.where(counted, put_off, 0))
         if POLICY == "rollback":
             _add(counters + N_ROLLED_BACK, tl.where(counted, put_off, 0))

@@ -56,7 +56,8 @@ class PlainCommit:
         self._class_index = self.table.token_class.long()
         flags = self.table.extended_flags
         self._in_header = (flags & IN_HEADER) != 0
-        self._open = (flags & (IN_BLOCK | IN_HEADER)) != 0
+        self._region = flags & (IN_BLOCK | IN_HEADER)
+        self._open = self._region != 0
 
     def commit(self, tokens: Tensor, lengths: Tensor, slots: Tensor, given: repair.Distribution | None) -> CommitOutput:
         """As `CommitStage.commit`, its arguments checked; `given` is None where nothing can be redrawn."""
@@ -149,7 +150,7 @@ class PlainCommit:
         if given is not None:
             # The most urgent rows are those that cannot be cut before their illegal token.
             urgency = torch.where(mends, torch.where(at == 0, 0, 1), 2)
-            rows = urgency.argsort(stable=True)[: min(self.config.repair_rows, tokens.shape[0])]
+            rows = urgency.argsort(stable=True)[: self._redraws(mends)]
             drawn, no_mass = self._redraw(rows, slot, window, given)
             replacement = replacement.index_copy(0, rows, drawn)
             escaped = escaped.index_copy(0, rows, no_mass)
@@ -175,13 +176,18 @@ class PlainCommit:
         return CommitOutput(_padded(changed, kept), kept.to(torch.int32), events), final, cuts
 
     def _limit(self, window: _Window, legal_end: Tensor) -> tuple[Tensor, Event]:
-        """How many columns `gate` or `rollback` let pass (W + 1 = no limit), and the event of a row that is held."""
+        """How many columns `gate`, `align` or `rollback` let pass (W + 1 = none held), and the event of a held row."""
         width = window.state.shape[0] - 1
         column = torch.arange(width, device=legal_end.device)
         if self.config.policy is Policy.GATE:
             header = self._in_header[window.state]
             first = _first(header[1:].T & (column < legal_end[:, None]), width)
             return torch.where(header[0], 1, torch.where(first < width, first + 1, width + 1)), Event.GATED
+        if self.config.align:
+            region = self._region[window.state]
+            crosses = (region[1:] != region[:-1]).T & (column < legal_end[:, None])
+            first = _first(crosses, width)
+            return torch.where(first < width, first + 1, width + 1), Event.ALIGNED
         if self.config.policy is Policy.ROLLBACK:
             is_open = self._open[window.state]
             opens = ~is_open[:-1].T & is_open[1:].T & (column < legal_end[:, None])
@@ -189,6 +195,10 @@ class PlainCommit:
             still_open = is_open.gather(0, legal_end[None])[0]
             return torch.where(still_open & (last > 0), last, width + 1), Event.ROLLED_BACK
         return torch.full_like(legal_end, width + 1), Event.GATED
+
+    def _redraws(self, mends: Tensor) -> int:
+        """How many rows are redrawn; those that need nothing fill up, since shapes must not depend on values."""
+        return min(self.config.repair_rows, len(mends))
 
     def _redraw(self, rows: Tensor, slot: Tensor, window: _Window, given: repair.Distribution) -> tuple[Tensor, Tensor]:
         """Replacement for the first illegal token of `rows` [R]: (tokens [R] int32, without legal mass [R] bool)."""

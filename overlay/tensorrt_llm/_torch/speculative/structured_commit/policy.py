@@ -44,6 +44,7 @@ class Event(IntFlag):
     ESCAPED = 256  # no legal mass, or no repair row left for a first column: a fixed legal token was committed
     UNTRACKED = 512  # an illegal token was let through; the row is not tracked any more
     OUT_OF_RANGE = 1024  # a length outside [1, W], a slot or a token id out of range
+    ALIGNED = 2048  # tokens behind a structural boundary were put off by `align`
 
 
 COUNTERS = (
@@ -60,10 +61,11 @@ COUNTERS = (
     "untracked",
     "ended",
     "out_of_range",
+    "aligned",
 )
 
 
-BACKENDS = ("auto", "torch", "triton")
+BACKENDS = ("auto", "host", "torch", "triton")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,11 @@ class CommitConfig:
         seed: of the stage's own random stream, the same on every rank.
         check: verify values (lengths, slots, ids, sums) on the host before each commit. Synchronises; for
             debugging, not inside CUDA graphs.
-        backend: what `commit` runs on, with the same result to the bit: `torch` or the fused kernels of `triton`;
-            `auto` = the kernels on a GPU where Triton is at hand, else torch.
+        backend: what `commit` runs on, with the same result to the bit: `torch`; the fused kernels of `triton`; or
+            `host`, on a CPU only, which looks first whether there is anything to do. `auto` = the kernels on a GPU
+            where Triton is at hand, `host` on a CPU, else torch.
+        align: with `repair`, end a window behind the first token that opens or closes a header or a block, so that no
+            window crosses two boundaries. A stopping time, so exact; it costs accepted tokens.
     """
 
     policy: str = "repair"
@@ -89,6 +94,7 @@ class CommitConfig:
     seed: int = 0
     check: bool = False
     backend: str = "auto"
+    align: bool = False
 
     def __post_init__(self) -> None:
         allowed = [p.value for p in Policy]
@@ -103,3 +109,10 @@ class CommitConfig:
             raise StageError(f"seed {self.seed} does not fit 64 bits")
         if self.backend not in BACKENDS:
             raise StageError(f"unknown backend {self.backend!r}; choose one of: {', '.join(BACKENDS)}")
+        if self.align and self.policy is not Policy.REPAIR:
+            raise StageError(f"align goes with policy 'repair', not with {self.policy.value!r}")
+
+    @property
+    def rule(self) -> str:
+        """What decides over a window: the policy, or `align` for `repair` that also ends windows at boundaries."""
+        return "align" if self.align else self.policy.value

@@ -54,7 +54,7 @@ class Settings:
     Attributes:
         policy: see `Policy`.
         format: a built-in format's name, a path to a format file, or `auto` (from the checkpoint's model type).
-        max_repairs, repair_rows, seed, check, backend: see `CommitConfig`.
+        max_repairs, repair_rows, seed, check, backend, align: see `CommitConfig`.
         report_every: log the counters every so many steps; 0 = never.
         rank_check_every: a debug switch: tensor-parallel ranks compare what they committed once in so many steps, and
             all stop where it differs; 0 = never.
@@ -73,6 +73,7 @@ class Settings:
     seed: int = 0
     check: bool = False
     backend: str = AUTO
+    align: bool = False
     report_every: int = 10_000
     rank_check_every: int = 0
     recover_text: bool = True
@@ -88,7 +89,7 @@ class Settings:
     @property
     def commit_config(self) -> CommitConfig:
         """The part that the stage itself reads."""
-        return CommitConfig(self.policy, self.max_repairs, self.repair_rows, self.seed, self.check, self.backend)
+        return CommitConfig(**{f.name: getattr(self, f.name) for f in fields(CommitConfig)})
 
 
 def parse_settings(value: object) -> Settings | None:
