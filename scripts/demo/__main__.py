@@ -26,6 +26,7 @@ from .conversations import draw_kinds
 from .decoding import ACCEPTANCES, BATCH, MAX_TOKENS, NUM_DRAFTS, POLICIES, Requests, Run, decode
 from .delivery import Delivery, describe_reply, receive_all
 from .model import DRAFTER_ORDER, ORDER, World, build_world
+from .recording import record_incidents
 from .report import Example, Row, as_json, make_row, render_example, show
 
 Advance = Callable[[str, int], None]  # told what is done ("decoded" or "read") and for how many requests
@@ -87,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             executor.submit(receive_all, [], [])  # starts the process, which has its own imports to do
             chat = harmony_vocabulary()
             world = build_world(chat, options.seed)
-            table = compile_format("harmony", chat.vocabulary).select(world.ids)
+            full = compile_format("harmony", chat.vocabulary)
+            table = full.select(world.ids)
             kinds = draw_kinds(options.requests, random.Random(options.seed))
             requests = Requests(kinds, options.seed)
         columns = (TextColumn("{task.description:<8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -111,6 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps(as_json(rows, example, settings), indent=2) + "\n")
     show(console, rows, example and render_example(example, world, chat), len(requests))
     console.print(f"{seconds:.0f} s", style="dim", highlight=False)
+    if options.record is not None and example is None:
+        console.print("nothing recorded: no request lost a call that repair keeps", highlight=False)
+    elif options.record is not None:
+        losing = (requests, example.request, example.acceptance)
+        for policy, trace in record_incidents(world, table, full, *losing, options.record).items():
+            console.print(f"{policy}: make replay TRACE={trace}", highlight=False, soft_wrap=True)
     return int(any(row.policy == "repair" and row.calls.silently_lost for row in rows))
 
 
@@ -119,6 +127,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2000, metavar="N", help="for each row (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of everything random (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write traces of the losing stream there")
     options = parser.parse_args(arguments)
     if options.requests < 1:
         parser.error(f"--requests is {options.requests}; it must be 1 or more")

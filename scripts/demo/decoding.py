@@ -151,6 +151,7 @@ def decode(
     policy: str,
     *,
     only: int | None = None,
+    watch: Callable[[Tensor, Window, Tensor], None] | None = None,
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> Run:
     """Decode all requests, or `only` one of them with a trace of its steps.
@@ -159,6 +160,8 @@ def decode(
         table: the format over the local ids.
         acceptance: one of `ACCEPTANCES`. Strict compares the drafts with tokens sampled from the target.
         policy: of the commit stage.
+        watch: shown each step before it is committed: the drafts [B, K], what acceptance returned, and the target's
+            distributions [B, K+1, V'].
         on_finished: told in each step how many requests have finished.
     """
     everyone = range(len(requests))
@@ -171,7 +174,9 @@ def decode(
     waiting = waiting[BATCH:]
     trace = []
     while len(active):
-        path, window, probs = batch.accept(active, acceptance)
+        path, drafts, window, probs = batch.accept(active, acceptance)
+        if watch is not None:
+            watch(drafts, window, probs)
         # Only a repair needs the distributions; leaving them out shows that the other policies do not.
         out = stage.commit(window.tokens, window.lengths, active, probs=probs if policy == "repair" else None)
         finished, kept = batch.take(active, path, out.tokens.long(), out.lengths.long())
@@ -200,11 +205,12 @@ class _Batch:
         self._terminal = torch.zeros(len(world.ids), dtype=torch.bool)
         self._terminal[[table.info.controls[name] for name in TERMINALS]] = True
 
-    def accept(self, active: Tensor, acceptance: str) -> tuple[Tensor, Window, Tensor]:
+    def accept(self, active: Tensor, acceptance: str) -> tuple[Tensor, Tensor, Window, Tensor]:
         """One step of the active requests [B], up to the commit stage.
 
         Returns:
             path: [B, K+1] int64, the contexts along the drafts.
+            drafts: [B, K] int64.
             window: what acceptance returned.
             probs: [B, K+1, V'] float32, the target's distributions along the drafts.
         """
@@ -224,7 +230,7 @@ class _Batch:
         else:
             delta = torch.where(self.thinks[active], RELAXED_DELTA, 0.0)
             window = relaxed_reference(drafts, probs, RELAXED_TOP_K, delta)
-        return path, Window(*window), probs
+        return path, drafts, Window(*window), probs
 
     def take(self, active: Tensor, path: Tensor, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Append what was committed, up to the first terminal. All but the last of it are drafts.

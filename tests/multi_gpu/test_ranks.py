@@ -59,12 +59,15 @@ def test_tensor_parallel_ranks_decide_the_same_without_communication(tmp_path, r
 
 @full_only
 def test_the_stage_adds_no_message_to_those_of_the_same_engine_without_it(tmp_path):
+    windows = 2_000
     counts = [
-        run("tensor_parallel", 4, tmp_path / policy, "--windows", 2_000, "--policy", policy, monitor=True).messages
+        run("tensor_parallel", 4, tmp_path / policy, "--windows", windows, "--policy", policy, monitor=True).messages
         for policy in ("off", "observe", "trim", "repair", "gate", "rollback")
     ]
-    assert counts[0] > 0
-    assert len(set(counts)) == 1
+    steps = windows // 8
+    assert min(counts) > steps * DRAFTS
+    # One message a step would add 250; what may differ is how the library splits the comparison at the end.
+    assert max(counts) - min(counts) < 16
 
 
 @full_only

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +17,14 @@ from scripts.demo.conversations import KINDS, draw_kinds, write_turn
 from scripts.demo.decoding import ACCEPTANCES, POLICIES, Requests, Run, decode, rejection
 from scripts.demo.delivery import Client, Delivery, receive_all
 from scripts.demo.model import NOISELESS, Smoothing, World, build_world
+from scripts.demo.recording import record_incidents
 from scripts.demo.report import Example, Row, as_json
+from scripts.incident.page import render
+from scripts.incident.spelling import Speller
 from scripts.vocabularies import HARMONY_CONTROLS, ChatVocabulary, harmony_encoding
-from structured_commit import StructureTable, rejection_reference
+from structured_commit import Event, StructureTable, rejection_reference
 from structured_commit.philox import curand_philox_words, curand_uniform
+from structured_commit.trace import read_trace
 from tests.support.streams import compiled
 
 NUM_REQUESTS = 60
@@ -122,6 +127,31 @@ def test_the_example_loses_a_call_and_repair_keeps_it(demo: Demo) -> None:
     assert not any(step.repaired for step in demo.example.before)
     assert any(step.repaired for step in demo.example.after)
     assert "functions." in demo.example.reply_after
+
+
+def test_a_recorded_incident_is_the_example_in_real_ids(demo: Demo, tmp_path: Path) -> None:
+    example = demo.example
+    traces = record_incidents(
+        demo.world, demo.table, demo.full, demo.requests, example.request, example.acceptance, tmp_path / "traces"
+    )
+    assert list(traces) == ["observe", "repair"]
+    for policy, steps in (("observe", example.before), ("repair", example.after)):
+        trace = read_trace(traces[policy])
+        assert trace.policy == policy
+        assert trace.consistent
+        trace.check_vocabulary(demo.chat.vocabulary.digest, "the demo's vocabulary")
+        windows = [(list(w.accepted), list(w.committed), w.number) for w in trace.windows]
+        for accepted, committed, number in windows:
+            step = steps[number]
+            assert accepted == demo.world.to_real(step.window)
+            assert committed[: len(step.committed)] == demo.world.to_real(step.committed)
+        found = next(w for w in trace.windows if Event.ILLEGAL in w.events)
+        assert (Event.REPAIRED in found.events) == (policy == "repair")
+        assert found.drafts[: found.illegal_at] == found.accepted[: found.illegal_at]
+        shown = dict(zip(found.choice.tokens, found.choice.probs, strict=True))
+        assert 0 < shown[found.accepted[found.illegal_at]] < 1
+        assert 0 < found.choice.legal_mass < 1
+        assert "script" not in render(trace, Speller(trace))
 
 
 def test_json_holds_every_row_and_the_example(demo: Demo) -> None:

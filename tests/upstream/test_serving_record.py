@@ -14,16 +14,20 @@ from .test_serving_finish import HERMES, OPEN_HERMES
 pytestmark = pytest.mark.usefixtures("nothing_published")
 
 
-@pytest.mark.parametrize("process", ["server", "worker"])
-def test_a_reply_that_ends_inside_a_block_is_asked_for_and_no_other(patched, served, tmp_path, process):
-    section = served["hermes"].section(record={"folder": str(tmp_path / "traces")})
-    server = Server(patched("w13b"), served["hermes"], section, workers=int(process == "worker"))
-    for text in (HERMES["call"], OPEN_HERMES):
-        assert not (tmp_path / "traces").exists()
-        if process == "worker":
-            run_worker(server.tree.root, [job(served["hermes"], text, "whole")])
-        else:
-            server.stream(text, 4)
-    (asked,) = (tmp_path / "traces" / "ask").iterdir()
+def test_a_reply_that_ends_inside_a_block_is_asked_for_and_no_other(patched, served, tmp_path):
+    folder = tmp_path / "traces"
+    section = served["hermes"].section(record={"folder": str(folder)})
+    server = Server(patched("w13b"), served["hermes"], section)
+    server.stream(HERMES["call"], 4)
+    assert not folder.exists()
+    server.stream(OPEN_HERMES, 4)
+    (asked,) = (folder / "ask").iterdir()
     assert asked.name == "7"
     assert json.loads(asked.read_text()) == {"reason": "ended inside a block"}
+
+
+def test_a_post_processing_worker_asks_too(patched, served, tmp_path):
+    folder = tmp_path / "traces"
+    server = Server(patched("w13b"), served["hermes"], served["hermes"].section(record=str(folder)), workers=1)
+    run_worker(server.tree.root, [job(served["hermes"], OPEN_HERMES, "whole")])
+    assert [p.name for p in (folder / "ask").iterdir()] == ["7"]

@@ -9,7 +9,6 @@ Importing it needs torch and the standard library; compiling a format needs outl
 """
 
 from .compile import compile_format
-from .containment import Containment
 from .delivery import AlignedDelivery, Splitter
 from .errors import FormatError, StageError, StructuredCommitError, TableError, VocabularyError
 from .format import Format, builtin_format, format_names, read_format
@@ -27,7 +26,6 @@ __all__ = [
     "CommitConfig",
     "CommitOutput",
     "CommitStage",
-    "Containment",
     "Delivered",
     "Event",
     "Format",

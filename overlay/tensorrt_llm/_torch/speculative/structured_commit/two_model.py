@@ -133,5 +133,9 @@ def _cut_on_device(num_accepted: Tensor, target_tokens: Tensor, scheduled_batch)
     slots = slots.to(num_accepted.device)
     tokens = target_tokens.T.to(torch.int32).contiguous()
     lengths = (num_accepted + 1).to(torch.int32)
+    recorder = RUNTIME.recorder
+    before = None if recorder is None else recorder.before(tokens, lengths, slots)
     out = stage.commit(tokens, lengths, slots, redraw=False)
+    if recorder is not None:
+        recorder.after(before, *out, repair.Distribution())
     return torch.where(slots < stage.num_slots, out.lengths - 1, num_accepted).to(num_accepted.dtype)
