@@ -90,7 +90,7 @@ def _make_turns(world: World, small: dict[int, int], table, share: float) -> _Tu
 def _decode(turns: _Turns, table, policy: str) -> Accepted:
     stage = CommitStage(
         table,
-        CommitConfig(policy=policy, max_repairs=2**31 - 1, repair_rows=ROWS),
+        CommitConfig("repair" if policy == "align" else policy, 2**31 - 1, ROWS, align=policy == "align"),
         num_slots=ROWS,
         max_window=LAST_COLUMNS,
     )

@@ -154,12 +154,11 @@ def _compiled(results: Results) -> Table:
 
 def draw(results: Results, path: Path) -> None:
     """Cost of a row against batch size, and of a step against draft length."""
-    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.5))
+    figure = Figure(figsize=(11, 4.5))
+    left, right = figure.subplots(1, 2)
     panels = (
         (left, "batch", "batch size", "µs a row", lambda c: c.batch),
         (right, "draft_length", "draft length", "µs a step", lambda c: 1),
@@ -177,7 +176,7 @@ def draw(results: Results, path: Path) -> None:
         axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
         axis.grid(True, which="both", alpha=0.2)
         axis.set_xticks(sorted({getattr(c, along) for cells in results.along(along).values() for c in cells}))
-        axis.get_xaxis().set_major_formatter(matplotlib.ticker.ScalarFormatter())
+        axis.get_xaxis().set_major_formatter(ScalarFormatter())
         axis.minorticks_off()
     left.set_title(f"draft length {FIXED_DRAFT_LENGTH}")
     right.set_title(f"batch {FIXED_BATCH}")
@@ -185,7 +184,6 @@ def draw(results: Results, path: Path) -> None:
     figure.suptitle(f"Checking one step's windows, Harmony over gpt-oss's vocabulary ({results.device})", fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def _quartiles(cells: Sequence[Cell]) -> tuple[list[float], list[float]]:

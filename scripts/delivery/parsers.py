@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 from scripts.vocabularies import ChatVocabulary
 from structured_commit import StructureTable, builtin_format
-from structured_commit.delivery import AlignedDelivery, Splitter
+from structured_commit.serving.delivery import AlignedDelivery, Splitter
 from tests.support.real_tables import compiled_on
 from tests.support.sglang_parsers import sglang_module
 from tests.support.streams import compiled

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from structured_commit import CommitConfig, CommitStage, StructureTable
-from structured_commit.recorder import Recorder
+from structured_commit.recording.recorder import Recorder
 from structured_commit.repair import Distribution
 from structured_commit.settings import RecordSettings
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from scripts.browser import BrowserError, Page
 from structured_commit import StructuredCommitError
-from structured_commit.trace import read_trace
+from structured_commit.recording.trace import read_trace
 
 from .page import render
 from .spelling import Speller

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from structured_commit.trace import CUT, REJECTED, Choice, Mark, Trace, Window
+from structured_commit.recording.trace import CUT, REJECTED, Choice, Mark, Trace, Window
 
 from .spelling import Speller
 from .words import ILLEGAL_MARK, LOOKS, event_names, facts, is_incident, state_name

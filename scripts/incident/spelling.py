@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.vocabularies import harmony_vocabulary
 from structured_commit import Vocabulary, VocabularyError
 from structured_commit.checkpoint import read_vocabulary
-from structured_commit.trace import Trace
+from structured_commit.recording.trace import Trace
 
 _VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 

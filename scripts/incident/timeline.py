@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from structured_commit.trace import Choice, Mark, Trace, Window
+from structured_commit.recording.trace import Choice, Mark, Trace, Window
 
 from .spelling import Speller
 from .words import ILLEGAL_MARK, LOOKS, event_names, facts, is_incident, state_name

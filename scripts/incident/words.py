@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from structured_commit import Event
-from structured_commit.ring import STRUCTURAL
-from structured_commit.trace import ACCEPTED, BONUS, CUT, RECOVERED, REJECTED, REPAIRED, SAMPLED, Trace, Window
+from structured_commit.recording.ring import STRUCTURAL
+from structured_commit.recording.trace import (
+    ACCEPTED,
+    BONUS,
+    CUT,
+    RECOVERED,
+    REJECTED,
+    REPAIRED,
+    SAMPLED,
+    Trace,
+    Window,
+)
 
 
 @dataclass(frozen=True, slots=True)

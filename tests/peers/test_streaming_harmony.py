@@ -14,7 +14,7 @@ import pytest
 from openai_harmony import HarmonyError, Role, StreamableParser
 
 from scripts.vocabularies import harmony_encoding
-from structured_commit.harmony import Controls, Watch, feed
+from structured_commit.serving.harmony import Controls, Watch, feed
 from tests.support.harmony_turns import CONTROL, Message, Turn, handed_on, parse, streams, turns
 
 WHOLE, BROKEN = 30, 25

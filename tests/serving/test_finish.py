@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from structured_commit import StructureTable, Vocabulary, compile_format
-from structured_commit.finish import Finish, examine
 from structured_commit.format import Format
+from structured_commit.serving.finish import Finish, examine
 
 TEXTS = {0: b"a", 1: b"{", 2: b"}", 3: b"n"}
 OPEN, CLOSE, END = 4, 5, 6

@@ -10,7 +10,7 @@ import itertools
 import pytest
 
 from scripts.vocabularies import HARMONY_CONTROLS, harmony_encoding, harmony_vocabulary
-from structured_commit.harmony import Controls, Watch, feed, messages, undelivered
+from structured_commit.serving.harmony import Controls, Watch, feed, messages, undelivered
 from tests.support.harmony_turns import TERMINALS, Generator
 from tests.upstream.common import harmony_state
 

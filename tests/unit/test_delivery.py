@@ -16,9 +16,8 @@ from tokenizers.decoders import DecodeStream
 
 from scripts.delivery.turns import WRITERS, turns
 from structured_commit import StructureTable, builtin_format, format_names
-from structured_commit.containment import split_tokens
-from structured_commit.delivery import MAX_ASKS, AlignedDelivery, Splitter, aligned_results
-from structured_commit.merge import Delivered
+from structured_commit.serving.delivery import MAX_ASKS, AlignedDelivery, Splitter, aligned_results
+from structured_commit.serving.merge import Delivered
 from structured_commit.vocabulary import _byte_level_alphabet
 from tests.support.older_tokenizers import lacking
 from tests.support.streams import spell
@@ -369,12 +368,3 @@ class Slotted:
 
 def test_a_parser_whose_state_cannot_be_put_back_is_contained_too():
     assert delivery().parse(Slotted(), "ab", None) == Delivered("ab")
-
-
-# -- tokens -------------------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_cut_at_control_tokens_and_none_is_lost():
-    controls = frozenset((100, 101))
-    assert split_tokens([1, 2, 100, 101, 3, 4, 100], controls) == [[1, 2], [100], [101], [3, 4], [100]]
-    assert split_tokens([], controls) == []

@@ -24,7 +24,7 @@ from scripts.incident.spelling import Speller
 from scripts.vocabularies import HARMONY_CONTROLS, ChatVocabulary, harmony_encoding
 from structured_commit import Event, StructureTable, rejection_reference
 from structured_commit.philox import curand_philox_words, curand_uniform
-from structured_commit.trace import read_trace
+from structured_commit.recording.trace import read_trace
 from tests.support.streams import compiled
 
 NUM_REQUESTS = 60

@@ -10,7 +10,7 @@ import torch
 from scripts.fuzz.__main__ import main
 from scripts.fuzz.case import Case
 from scripts.fuzz.compare import MismatchError, run_case
-from scripts.fuzz.model import stream_words
+from scripts.fuzz.model import sampled_weights, stream_words
 from structured_commit import CommitStage, Event, StructureTable
 from structured_commit import repair as repair_module
 from structured_commit.philox import philox4x32
@@ -32,6 +32,35 @@ def test_a_case_is_the_same_every_time():
 def test_the_definitions_philox_is_the_stages():
     words = philox4x32(torch.tensor([5, 7, 1, 0x5C0117ED]), torch.tensor([3, 9]))
     assert stream_words(3 | 9 << 32, 5, 7 | 1 << 32) == tuple(words[:2].tolist())
+
+
+TEMPERATURES = (0.0, 0.01, 0.0101, 0.3, 0.7, 1.0, 2.0, 1e30, torch.inf, torch.nan, -1.0)
+TOP_KS = (-1, 0, 1, 2, 3, 5, 39, 40, 41, 1 << 20)
+TOP_PS = (0.0, -1.0, 1e-12, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1 - 2**-24, 1.0, 2.0, torch.nan)
+ODD = (0.0, -0.0, -torch.inf, 1e38, -1e38, 1e-40, torch.nan, torch.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_the_definitions_weights_are_the_stages(dtype):
+    generator = torch.Generator().manual_seed(17)
+    rows, vocab = 150, 40
+
+    def some(values: tuple, *shape: int) -> torch.Tensor:
+        return torch.tensor(values)[torch.randint(len(values), shape, generator=generator)]
+
+    logits = torch.randn(rows, vocab, generator=generator) * some((1.0, 3.0, 10.0), rows, 1)
+    logits[::2] = logits[::2].round()  # many equal ones
+    odd = torch.rand(rows, vocab, generator=generator) < 0.1
+    logits = torch.where(odd, some(ODD[:6], rows, vocab), logits)
+    logits[::15, 3] = some(ODD, rows)[::15]
+    logits = logits.to(dtype)
+    temperature, top_k, top_p = some(TEMPERATURES, rows), some(TOP_KS, rows).int(), some(TOP_PS, rows)
+    legal = torch.rand(rows, vocab, generator=generator) < 0.5
+    for limits in ((top_k, top_p), (top_k, None), (None, top_p), (None, None)):
+        found = repair_module.sampled_weights(logits, temperature, *limits, legal=legal)
+        for i in (temperature > repair_module.GREEDY_TEMPERATURE).nonzero()[:, 0].tolist():
+            own = (None if t is None else t[i].item() for t in limits)
+            assert found[i].tolist() == sampled_weights(logits[i], float(temperature[i]), *own, legal[i].tolist()), i
 
 
 def _fault_lengths(stage, out):
@@ -76,6 +105,8 @@ def test_a_wrong_state_is_found(tensor):
         ("legal_weights", lambda probs, legal: _REAL.legal_weights(probs, torch.ones_like(legal))),
         ("best_legal", lambda scores, legal: _REAL.best_legal(-scores, legal)),
         ("draw", lambda weights, words: _REAL.draw(weights, words.flip(1))),
+        ("exponential", lambda distance: _REAL.exponential(distance * 0)),
+        ("mass_limit", lambda top_p, total: _REAL.mass_limit(top_p * 0.3, total)),
     ],
 )
 def test_a_wrong_redraw_is_found(monkeypatch, name, wrong):
@@ -119,9 +150,8 @@ def test_a_table_of_the_fuzzer_is_a_table():
     assert isinstance(Case(3).table, StructureTable)
 
 
-_REAL = SimpleNamespace(
-    **{n: getattr(repair_module, n) for n in ("random_words", "legal_weights", "best_legal", "draw")}
-)
+_REDRAW = ("random_words", "legal_weights", "best_legal", "draw", "exponential", "mass_limit")
+_REAL = SimpleNamespace(**{n: getattr(repair_module, n) for n in _REDRAW})
 
 
 def _found(**how) -> None:

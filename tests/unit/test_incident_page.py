@@ -16,7 +16,7 @@ from scripts.incident.page import render
 from scripts.incident.spelling import Speller
 from scripts.incident.timeline import show
 from structured_commit import Event, StructuredCommitError, VocabularyError
-from structured_commit.trace import Choice, Trace, Window, write_trace
+from structured_commit.recording.trace import Choice, Trace, Window, write_trace
 from tests.unit.test_vocabulary import byte_level_tokenizer
 
 HOSTILE = '</code><script>document.title = "owned"</script><img src=x onerror="document.title=1"> & "quoted"\n\u202e'

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from structured_commit.merge import Delivered, merge_calls, merge_results, once_per_delta, results_in_order
+from structured_commit.serving.merge import (
+    Delivered,
+    merge_calls,
+    merge_results,
+    once_per_delta,
+    results_in_order,
+)
 
 
 @dataclass

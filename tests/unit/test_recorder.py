@@ -11,11 +11,11 @@ import torch
 
 from scripts.fuzz.case import Case
 from structured_commit import CommitConfig, CommitStage, Event, Policy
-from structured_commit.incidents import IncidentFiles, Note, ask_for_trace
-from structured_commit.recorder import DEVICE_BYTES, Recorder
+from structured_commit.recording.incidents import IncidentFiles, Note, ask_for_trace
+from structured_commit.recording.recorder import DEVICE_BYTES, Recorder
+from structured_commit.recording.trace import Recorded, read_trace
 from structured_commit.repair import Distribution
 from structured_commit.settings import RecordSettings
-from structured_commit.trace import Recorded, read_trace
 from tests.support.calls import BODY, CLOSE, END, NAME, OPEN, TEXT, VOCAB, calls_table, certain, int32
 from tests.support.graph_watch import GraphWatch, addresses, tensors_of
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from structured_commit import hooks
-from structured_commit.recorder import WIDTH as UNKNOWN
+from structured_commit.recording.recorder import WIDTH as UNKNOWN
+from structured_commit.recording.trace import read_trace
 from structured_commit.runtime import RUNTIME
-from structured_commit.trace import read_trace
 from tests.support.graph_watch import GraphWatch, tensors_of
 from tests.upstream.common.requests import LlmRequest, dummy_request
 from tests.upstream.toy import Checkpoint
@@ -107,7 +107,7 @@ def test_recorded_commits_can_be_captured_and_are_the_same_whatever_happens(buil
 
 
 def test_the_finish_guard_is_answered_by_the_clients_id(built, tmp_path):
-    from structured_commit.incidents import ask_for_trace
+    from structured_commit.recording.incidents import ask_for_trace
 
     play(built())
     ask_for_trace(tmp_path / "traces", 203, "ended inside a block")

@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load, save
 
 from structured_commit import Event, StructuredCommitError
-from structured_commit.trace import Choice, Trace, Window, read_trace, write_trace
+from structured_commit.recording.trace import Choice, Trace, Window, read_trace, write_trace
 
 WINDOWS = (
     Window(7, 4, (1, 2, 3), (1, 2), (1, 2), (1, 1, 2), 2, Event(0)),

@@ -135,7 +135,7 @@ class Server:
         self.handlers = tree.load("serve.postprocess_handlers")
         self.executor = SimpleNamespace(create=lambda *args, **kwargs: self)
         if section is not None:  # a table is loaded once a tree, not once a test
-            serving = self.overlay("serving")
+            serving = self.overlay("serving.process")
             if not hasattr(serving.load_structure, "cache_info"):
                 serving.load_structure = cache(serving.load_structure)
         spec = None if section is None else SimpleNamespace(structured_commit=section)

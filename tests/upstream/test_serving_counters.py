@@ -56,7 +56,7 @@ def test_a_worker_process_delivers_and_counts_what_the_server_would(patched, ser
             asyncio.run(server.http._extract_metrics(result, None))
         assert KEY not in result.metrics_dict
         assert not any(server.collector.logged)  # nothing foreign is logged
-    counted = server.overlay("serving").SERVING.finished
+    counted = server.overlay("serving.process").SERVING.finished
     assert [(policy, form, n) for (policy, form, _), n in counted.items()] == [("observe", name, 2)]
 
 
@@ -67,9 +67,9 @@ def test_an_incomplete_reply_is_counted_once_whichever_metrics_the_server_reads(
     server.stream(broken)
     server.whole(broken)
     server.whole(HARMONY["answer"])
-    finished = server.overlay("serving").SERVING.finished
+    finished = server.overlay("serving.process").SERVING.finished
     assert finished.total() == 2
-    assert finished == server.overlay("serving").SERVING.incomplete
+    assert finished == server.overlay("serving.process").SERVING.incomplete
     shared = {}
     for metrics, candidates in (({}, [{}, {}]), (shared, [shared])):
         *_, last = served["harmony"].responses(broken, 100)
@@ -122,9 +122,10 @@ def test_prometheus_and_metrics_route_show_counters_and_incomplete_replies(
     server = Server(patched(window), served["harmony"], served["harmony"].section(), collector=True)
     if buffered:
         server.http._iteration_stats_buffer = []
-    monkeypatch.setattr(server.overlay("iteration_stats"), "_METRICS", server.overlay("prometheus").Metrics())
+    metrics = server.overlay("serving.prometheus").Metrics()
+    monkeypatch.setattr(server.overlay("serving.iteration_stats"), "_METRICS", metrics)
     server.stream(BROKEN_HARMONY["unfinished header"])
-    ((_, _, state),) = server.overlay("serving").SERVING.finished
+    ((_, _, state),) = server.overlay("serving.process").SERVING.finished
     section = {"policy": "observe", "format": "harmony", "windows": 5, "repaired": 0, "aside": 0}
     records = [{"numActiveRequests": 1, "structuredCommitStats": {**section, "windows": n}} for n in (5, 9)]
     with server.tree.active():
@@ -163,7 +164,7 @@ def test_a_new_executor_without_a_section_takes_the_published_settings_back(patc
     assert "TRTLLM_STRUCTURED_COMMIT_SERVING" in os.environ
     server = Server(patched("w14"), served["hermes"])
     assert "TRTLLM_STRUCTURED_COMMIT_SERVING" not in os.environ
-    assert not server.overlay("serving").SERVING.ready()
+    assert not server.overlay("serving.process").SERVING.ready()
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -176,7 +177,7 @@ def test_the_variable_alone_serves_too_and_finds_the_checkpoint_by_the_tokenizer
     name = "harmony"
     server = Server(patched(window), served[name])
     monkeypatch.setenv("TRTLLM_STRUCTURED_COMMIT", json.dumps(served[name].section()))
-    server.overlay("serving").SERVING.reset()  # as in a process that nothing was published to
+    server.overlay("serving.process").SERVING.reset()  # as in a process that nothing was published to
     made = server.args
 
     def with_tokenizer(**more):
@@ -186,4 +187,4 @@ def test_the_variable_alone_serves_too_and_finds_the_checkpoint_by_the_tokenizer
 
     server.args = with_tokenizer
     assert server.whole(BROKEN_HARMONY["unfinished header"]).content != ""
-    server.overlay("serving").SERVING.reset()
+    server.overlay("serving.process").SERVING.reset()

@@ -101,7 +101,7 @@ def test_a_call_cut_inside_its_header_reaches_the_client_as_content(unpatched, p
     assert len(told) == 3
     assert "request 7 choice 0" in told[0]
     assert "format harmony, state header:" in told[0]
-    assert server.overlay("serving").SERVING.incomplete.total() == 3
+    assert server.overlay("serving.process").SERVING.incomplete.total() == 3
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -250,7 +250,7 @@ def test_a_client_that_disconnects_leaves_no_trace_on_other_requests(patched, se
         for stop_after in (1, 2, 5):
             server.chunks(text, 3, request_id=2, stop_after=stop_after)
             assert server.stream(text, 3, request_id=3).raw == expected
-        assert not server.overlay("serving").SERVING.incomplete
+        assert not server.overlay("serving.process").SERVING.incomplete
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from structured_commit import Event
-from structured_commit.repair import filtered_probs, legal_weights
+from structured_commit.repair import legal_weights, sampled_weights
 from tests.law.rules import every_draw
 
 from . import ops
@@ -137,7 +137,7 @@ class Oracle:
             state = int(stage.state[slots[row]])
             for token in tokens[row, :at].tolist():
                 state = stage.table.host.step(state, token)
-            weights = legal_weights(_law_of(given, row, at), stage.legal_tokens(state)[None])
+            weights = _weights_of(given, row, at, stage.legal_tokens(state)[None])
             _, options, some, shares = every_draw(weights)
             choice = self.choose(self.request_in[int(slots[row])], shares.tolist())
             words[row], expected[row, at] = some[choice], int(options[choice])
@@ -147,12 +147,12 @@ class Oracle:
         return events
 
 
-def _law_of(given: dict, row: int, at: int) -> Tensor:
-    """[1, V]: what the stage redraws from."""
+def _weights_of(given: dict, row: int, at: int, legal: Tensor) -> Tensor:
+    """[1, V] int64: what the stage redraws from."""
     if given.get("probs") is not None:
-        return given["probs"][row, at][None]
+        return legal_weights(given["probs"][row, at][None], legal)
     limits = (None if given[name] is None else given[name][row, None] for name in ("top_k", "top_p"))
-    return filtered_probs(given["logits"][row, at][None], given["temperature"][row, None], *limits)
+    return sampled_weights(given["logits"][row, at][None], given["temperature"][row, None], *limits, legal=legal)
 
 
 def strict_outcomes(laws: list[Law], drafts: list[int]) -> Iterator[Outcome]:

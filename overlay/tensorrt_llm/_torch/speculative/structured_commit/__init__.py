@@ -9,13 +9,13 @@ Importing it needs torch and the standard library; compiling a format needs outl
 """
 
 from .compile import compile_format
-from .delivery import AlignedDelivery, Splitter
 from .errors import FormatError, StageError, StructuredCommitError, TableError, VocabularyError
 from .format import Format, builtin_format, format_names, read_format
 from .host import HostTwin, Walk
-from .merge import Delivered, merge_results, once_per_delta, results_in_order
 from .policy import COUNTERS, CommitConfig, Event, Policy
 from .reference import rejection_reference, relaxed_reference, strict_reference
+from .serving.delivery import AlignedDelivery, Splitter
+from .serving.merge import Delivered, merge_results, once_per_delta, results_in_order
 from .stage import CommitOutput, CommitStage
 from .table import StructureTable, TableInfo
 from .vocabulary import Vocabulary

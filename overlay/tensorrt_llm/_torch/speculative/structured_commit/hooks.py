@@ -13,20 +13,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .iteration_stats import add_finishes, add_statistics, collect_finish, log_statistics
 from .policy import Event
 from .rank_check import tensor_parallel_gather
 from .repair import Distribution
-from .replies import feed_harmony, finish_chat, finish_harmony, finish_harmony_stream
-from .report import declare_report
 from .runtime import FORCED, RUNTIME
-from .serving import publish
+from .serving.iteration_stats import add_finishes, add_statistics, collect_finish, log_statistics
+from .serving.process import publish
+from .serving.replies import feed_harmony, finish_chat, finish_harmony, finish_harmony_stream
+from .serving.report import declare_report
+from .serving.tool_parsers import aligned_parser
 from .settings import validated_field
-from .tool_parsers import aligned_parser
 from .two_model import accept_on_device, host_recovered, host_rejection, host_stop
 
 _Sampling = tuple[Distribution, Distribution]  # of context rows, of generation rows
-_CHANGED = int(Event.REPAIRED | Event.TRIMMED | Event.CUT | Event.GATED | Event.ROLLED_BACK)
+_CHANGED = int(Event.REPAIRED | Event.TRIMMED | Event.CUT | Event.GATED | Event.ALIGNED | Event.ROLLED_BACK)
 
 __all__ = [
     "accept_on_device",

@@ -61,7 +61,7 @@ class HostCommit(PlainCommit):
         inside = self._columns[:width] < lengths
         wanted = torch.where(inside, tokens.T, vocab)
         low, high = torch.aminmax(wanted)
-        if int(low) < 0 or int(high) > vocab or (int(high) == vocab and bool((inside & (tokens.T == vocab)).any())):
+        if int(low) < 0 or int(high) > vocab or (int(high) == vocab and bool((inside & (vocab == tokens.T)).any())):
             return None
         classes = self._classes.index_select(0, wanted.reshape(-1)).view(width, -1)
         at = stage.state.index_select(0, slots).mul_(self._stride)

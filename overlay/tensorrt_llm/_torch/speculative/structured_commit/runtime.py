@@ -18,7 +18,7 @@ from .errors import RankMismatchError
 from .loading import load_structure
 from .log import log
 from .rank_check import Gather, RankCheck
-from .recorder import WIDTH, Recorder
+from .recording.recorder import WIDTH, Recorder
 from .settings import VARIABLE, parse_settings
 from .stage import CommitStage
 

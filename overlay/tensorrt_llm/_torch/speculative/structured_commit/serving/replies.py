@@ -10,11 +10,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..log import log
+from ..recording.incidents import ask_for_trace
 from .finish import Finish, examine
 from .harmony import Watch, feed, messages, undelivered
-from .incidents import ask_for_trace
-from .log import log
-from .serving import SERVING
+from .process import SERVING
 from .tool_parsers import AlignedParser, inner_parser
 
 KEY = "structured_commit_incomplete"  # in a request's metrics: [policy, format, state] of each incomplete reply
@@ -122,7 +122,7 @@ def _deliver_rest(parser: AlignedParser, args, index: int, choice) -> None:
 
 def _call_id(args, call) -> str:
     try:
-        from ....serve.chat_utils import make_tool_call_id
+        from .....serve.chat_utils import make_tool_call_id
     except ImportError:
         return f"chatcmpl-tool-{uuid.uuid4().hex}"
     return make_tool_call_id(id_type=args.tool_call_id_type, func_name=call.name, idx=call.tool_index)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..log import log
+from ..policy import Event
+from ..repair import Distribution
+from ..settings import RecordSettings
+from ..stage import CommitStage
 from .incidents import IncidentFiles, Note
-from .log import log
-from .policy import Event
-from .repair import Distribution
 from .ring import CHOICE, INT31, LOG, SCORES, STRUCTURAL, Before, WindowRing, read_choice, record_bytes
-from .settings import RecordSettings
-from .stage import CommitStage
 
 DEVICE_BYTES = 32 << 20  # of the ring of windows; bounds how many slots are recorded
 WIDTH = 16  # columns of a window where nothing says how many there are

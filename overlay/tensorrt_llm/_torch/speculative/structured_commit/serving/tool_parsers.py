@@ -7,7 +7,7 @@ its `finish` included, is reached through it.
 from __future__ import annotations
 
 from .merge import Delivered, merge_results
-from .serving import SERVING
+from .process import SERVING
 
 
 class AlignedParser:

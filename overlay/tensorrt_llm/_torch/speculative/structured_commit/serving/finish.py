@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .host import HostTwin
+from ..host import HostTwin
 
 
 @dataclass(frozen=True, slots=True)

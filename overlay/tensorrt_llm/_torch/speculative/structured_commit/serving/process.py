@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from ..loading import Structure, load_structure
+from ..log import log
+from ..settings import SERVING_VARIABLE, VARIABLE, Settings, parse_settings
 from .delivery import AlignedDelivery, Splitter
 from .harmony import Controls
-from .loading import Structure, load_structure
-from .log import log
-from .settings import SERVING_VARIABLE, VARIABLE, Settings, parse_settings
 
 
 class Serving:

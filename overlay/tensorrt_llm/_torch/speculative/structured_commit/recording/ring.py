@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .policy import Event
-from .repair import GREEDY_TEMPERATURE, Distribution, filtered_probs
-from .stage import CommitStage
-from .table import UNTRACKED
+from ..policy import Event
+from ..repair import GREEDY_TEMPERATURE, Distribution, filtered_probs
+from ..stage import CommitStage
+from ..table import UNTRACKED
 from .trace import Choice, Recorded
 
 STRUCTURAL = (

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .errors import TraceError
-from .policy import Event
+from ..errors import TraceError
+from ..policy import Event
 
 VERSION = 1
 MARK = "structured_commit_trace"  # the description's own version number stands under this name

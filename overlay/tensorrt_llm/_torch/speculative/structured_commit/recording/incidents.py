@@ -21,14 +21,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .log import log
-from .policy import Event
+from ..log import log
+from ..policy import Event
 from .trace import ILLEGAL_STATE, Choice, Recorded, Trace, Window, write_trace
 
 if TYPE_CHECKING:
-    from .host import HostTwin
-    from .settings import RecordSettings
-    from .stage import CommitStage
+    from ..host import HostTwin
+    from ..settings import RecordSettings
+    from ..stage import CommitStage
 
 ASK = "ask"
 EVERYTHING = "all"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..runtime import RUNTIME
+from .process import SERVING
 from .prometheus import Metrics
 from .replies import KEY
-from .runtime import RUNTIME
-from .serving import SERVING
 
 SECTION = "structuredCommitStats"
 _LABELS = ("policy", "format", "state")

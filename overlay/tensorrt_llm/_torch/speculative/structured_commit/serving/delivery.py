@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
-from .log import log
+from ..log import log
+from ..table import IN_BLOCK, IN_HEADER, UNTRACKED, StructureTable
 from .merge import Delivered, merge_results, results_in_order
-from .table import IN_BLOCK, IN_HEADER, UNTRACKED, StructureTable
 
 MAX_ASKS = 64  # a parser that always has more to say is broken; none says more than two things for one call
 

@@ -1,0 +1,1 @@
+"""The flight recorder: rings on the device, traces on disk."""

@@ -1,0 +1,1 @@
+"""The serving side: aligned delivery, the finish guard and counters, in the processes that answer clients."""
