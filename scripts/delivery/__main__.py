@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from .disagreements import CASES
 from .measure import Count, measure
@@ -40,9 +40,10 @@ def main() -> int:
 
 def _print(counts: list[Count], seconds: float) -> None:
     console = Console()
-    table = Table("parser", "turns", "calls", "streams", title="streams that a client reads otherwise than at once")
+    title = "streams that a client reads otherwise than at once"
+    table = Table(Column("parser", no_wrap=True), "turns", "calls", "streams", title=title)
     for column in ("without", "of them calls", "with the splitter"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for count in counts:
         share = f"{count.before} ({count.before / max(count.streams, 1):.1%})"
         row = (count.turns, count.calls, count.streams, share, count.calls_before, count.after)

@@ -4,7 +4,7 @@ splitter."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .chunkings import SHAPES, chunkings, report_41967, shapes
@@ -43,32 +43,48 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a turn should read as: at once, or token by token where that is a named disagreement of the parser."""
+    """What a turn should read as: at once, or token by token where that is a named disagreement of the parser.
+
+    Attributes:
+        once: the unstreamed answer.
+        singles: what comes token by token, where that differs and the difference has a name; by tokens of the whole
+            text, and by those of the deltas, which a parser may read differently.
+        unnamed: what comes token by token of the whole text, if it differs without a name.
+        cases: the names.
+    """
 
     parser: str
-    turn: Turn
     once: Reading
-    single: Reading
+    singles: tuple[Reading, ...]
+    unnamed: Reading | None
     cases: tuple[str, ...]
 
     @property
     def right(self) -> Reading:
-        return self.single if self.cases else self.once
+        return self.singles[0] if self.singles else self.once
 
     def accepts(self, got: Reading) -> bool:
         """Whether a delivery is as good as can be."""
-        if got in (self.once, self.right):
+        if got in (self.once, *self.singles):
             return True
         drained = self.parser in DRAINED and got.calls == self.right.calls
         return drained and got.text.rstrip() == self.right.text.rstrip()
 
 
-def verdict(parser: str, turn: Turn, deltas: list[str]) -> Verdict:
+def verdict(parser: str, turn: Turn, deltas: Sequence[str] = ()) -> Verdict:
     """Judge a turn; a disagreement without a name is not covered, so the unstreamed answer stays the right one."""
     family = FAMILIES[parser]
-    once, single = family.at_once(turn.text), token_by_token(family, deltas)
-    cases = tuple(named(parser, turn, once, single)) if once != single else ()
-    return Verdict(parser, turn, once, single, cases)
+    once, singles, cases, unnamed = family.at_once(turn.text), [], [], None
+    for texts in ([turn.text], list(deltas)):
+        single = token_by_token(family, texts) if texts else once
+        if single != once:
+            names = named(parser, turn, once, single)
+            if names:
+                singles.append(single)
+                cases += [name for name in names if name not in cases]
+            elif texts == [turn.text]:
+                unnamed = single
+    return Verdict(parser, once, tuple(singles), unnamed, tuple(cases))
 
 
 def measure(
@@ -84,7 +100,7 @@ def measure(
     if parser == "gemma4":
         written.append(report_41967()[0])
     for seed, turn in enumerate(written):
-        judged = verdict(parser, turn, [turn.text])
+        judged = verdict(parser, turn)
         count.turns += 1
         count.calls += len(judged.once.calls)
         count.disagreeing.update(judged.cases)

@@ -151,9 +151,9 @@ def deliver(family: Family, deltas: Sequence[str], aligned: bool) -> Reading:
     return Reading(read_calls(items), "".join(texts))
 
 
-def token_by_token(family: Family, deltas: Iterable[str]) -> Reading:
-    """What the parser makes of a stream whose deltas come one token at a time, without the splitter."""
-    tokens = [token for delta in deltas for token in family.tokens(delta)]
+def token_by_token(family: Family, texts: Iterable[str]) -> Reading:
+    """What the parser makes of texts, each in its own tokens, that come one token at a time, without the splitter."""
+    tokens = [token for text in texts for token in family.tokens(text)]
     return deliver(family, deltas_of(tokens, range(1, len(tokens))), aligned=False)
 
 

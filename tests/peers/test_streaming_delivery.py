@@ -42,19 +42,19 @@ def test_without_it_all_but_three_parsers_lose_something(parser):
     assert (counted(parser).before == 0) == (parser in UNAFFECTED)
 
 
-def spoken(parser: str) -> list[tuple[Turn, list[str]]]:
+def spoken(parser: str) -> list[Turn]:
     """Turns as they are, and those with two calls with text behind them too."""
     written = turns(parser, NAMED_IN)
     longer = [shapes(t).get("end and text") for t in written if sum(kind == OPEN for kind, _ in t.parts) > 1]
-    return [*((turn, [turn.text]) for turn in written), *(made for made in longer if made)]
+    return [*written, *(made[0] for made in longer if made)]
 
 
 @pytest.mark.parametrize("parser", FAMILIES)
 def test_every_disagreement_of_a_parser_with_itself_is_named_and_every_name_occurs(parser):
     found = Counter()
-    for turn, deltas in spoken(parser):
-        judged = verdict(parser, turn, deltas)
-        assert judged.cases or judged.once == judged.single, (turn.text, judged)
+    for turn in spoken(parser):
+        judged = verdict(parser, turn)
+        assert judged.unnamed is None, (turn.text, judged)
         found.update(judged.cases)
     assert set(found) == {case.name for case in CASES[parser]}
     assert all(case.fault for case in CASES[parser])
