@@ -1,20 +1,21 @@
 """What the stage must do to one row, written out token by token over Python integers.
 
-The definition a second time, in another shape: no tensors, no masks, one token after the other. It shares nothing with
-the stage but the table's defining tensors, the numbers of the events and, for rows that are redrawn from logits with a
-temperature, `filtered_probs`. Philox, the draw and the choice of rows to redraw are written again.
+The definition a second time, in another shape: no tensors, no masks, one token after the other. It shares nothing
+with the stage but the table's defining tensors and the numbers of the events. Philox, the draw, the sampler's filters
+and the choice of rows to redraw are written again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from ctypes import c_float
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from torch import Tensor
 
 from structured_commit import COUNTERS, CommitConfig, Event, Policy, StructureTable
-from structured_commit.repair import filtered_probs
 from structured_commit.table import IN_BLOCK, IN_HEADER, TERMINAL
 
 UNTRACKED, ILLEGAL = 0, -1
@@ -108,9 +109,9 @@ class Source:
         if self.kind == "greedy":
             return _best(here, legal)
         if self.kind == "probs":
-            return _draw(here, legal, words)
-        limits = (None if t is None else t[row][None] for t in (self.top_k, self.top_p))
-        drawn = _draw(filtered_probs(here[None], self.temperature[row][None], *limits)[0], legal, words)
+            return _draw(_shares(here, legal), words)
+        limits = (None if t is None else t[row].item() for t in (self.top_k, self.top_p))
+        drawn = _draw(sampled_weights(here, float(self.temperature[row]), *limits, legal), words)
         return drawn if drawn < automaton.vocab else _best(here, legal)
 
 
@@ -271,11 +272,54 @@ def _best(scores: Tensor, legal: list[bool]) -> int:
     return at
 
 
-def _draw(probs: Tensor, legal: list[bool], words: tuple[int, int]) -> int:
-    weights = []
-    for token, p in enumerate(probs.double().tolist()):
-        p = 0.0 if math.isnan(p) else min(max(p, 0.0), 1.0)
-        weights.append(int(p * 2**52) if legal[token] else 0)
+def _shares(probs: Tensor, legal: list[bool]) -> list[int]:
+    """52 bits of each legal token's probability."""
+    clean = [0.0 if math.isnan(p) else min(max(p, 0.0), 1.0) for p in probs.double().tolist()]
+    return [int(p * 2**52) if fits else 0 for p, fits in zip(clean, legal, strict=True)]
+
+
+def sampled_weights(
+    scores: Tensor, temperature: float, top_k: int | None, top_p: float | None, legal: list[bool]
+) -> list[int]:
+    """What each legal token weighs behind temperature, top-k and top-p, in this order; nothing in a greedy row."""
+    logits = scores.float().tolist()
+    nothing = [0] * len(logits)
+    best = max(math.inf if math.isnan(x) else x for x in logits)
+    if temperature <= c_float(0.01).value or math.isinf(best):
+        return nothing
+    left = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    if top_k is not None and 0 < top_k < len(left):
+        least = logits[left[top_k - 1]]
+        left = [token for token in left if logits[token] >= least]
+    if top_p is not None and not top_p >= 1:
+        weights = [_exponential(best, logits[token], temperature) for token in left]
+        mass = max(Fraction(int(top_p * 2**32) if top_p > 0 else 0, 2**32), Fraction(1, 2**32)) * sum(weights)
+        left = [token for i, token in enumerate(left) if sum(weights[:i]) < mass]
+    left = [token for token in left if legal[token]]
+    for token in left:
+        nothing[token] = _exponential(logits[left[0]], logits[token], temperature)
+    return nothing
+
+
+# ln(2)^k / k! in 31 bits; the last one is smaller by one, so that the sum is 2^32 − 1.
+SERIES = [round(math.log(2) ** k / math.factorial(k) * 2**31) - (k == 10) for k in range(11)]
+
+
+def _exponential(best: float, logit: float, temperature: float) -> int:
+    """2^40 · e^−((best − logit) / temperature), rounded down at each step: a quotient of float32, then fixed point."""
+    distance = c_float(c_float(best - logit).value / temperature).value if best > logit else 0.0
+    if not distance < 32 or math.isnan(temperature):
+        return 0
+    whole, part = int(distance), int(math.fmod(distance, 1) * 2**31)
+    base = round(math.log2(math.e) * 2**31)
+    halvings, rest = divmod(whole * base + part * base // 2**31, 2**31)
+    power = 0
+    for term in reversed(SERIES):
+        power = term + power * (2**31 - rest) // 2**31
+    return power * 2**8 // 2**halvings
+
+
+def _draw(weights: list[int], words: tuple[int, int]) -> int:
     target = ((words[0] << 32 | words[1]) * sum(weights)) >> 64
     for token, weight in enumerate(weights):
         if target < weight:

@@ -120,20 +120,20 @@ class OnDevice(CommitStage):
         super().untrack_(slots.to(DEVICE))
 
 
-def small_cases(policy: str, count: int) -> Iterator[int]:
+def small_cases(rule: str, count: int) -> Iterator[int]:
     """Numbers of fuzzer cases that are quick to interpret."""
     number = 0
     while count:
         case = Case(number)
-        if case.config.policy == policy and case.num_slots <= 8 and case.width <= 5 and case.config.repair_rows <= 8:
+        if case.config.rule == rule and case.num_slots <= 8 and case.width <= 5 and case.config.repair_rows <= 8:
             count -= 1
             yield number
         number += 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_kernels_do_what_the_definition_says_on_the_fuzzers_cases(policy):
-    assert sum(run_case(n, "triton", OnDevice) for n in small_cases(policy, count=2 if DEVICE == "cpu" else 200))
+@pytest.mark.parametrize("rule", [*POLICIES, "align"])
+def test_the_kernels_do_what_the_definition_says_on_the_fuzzers_cases(rule):
+    assert sum(run_case(n, "triton", OnDevice) for n in small_cases(rule, count=2 if DEVICE == "cpu" else 200))
 
 
 @pytest.mark.parametrize(("policy", "kind"), WAYS)
@@ -184,7 +184,7 @@ EXTREMES = (0, 2**31 + 1, 2**32 - 1)
 
 @pytest.mark.parametrize("kind", ["probs", "greedy", "sampled"])
 def test_a_draw_is_the_same_from_a_vocabulary_of_many_blocks(monkeypatch, kind):
-    monkeypatch.setattr(fused, "BLOCK", 16)
+    monkeypatch.setattr(fused, "BLOCK", 32)
     table, generator = wide_table(states=5, classes=9, vocab=70, seed=1), torch.Generator().manual_seed(5)
     rows = len(EXTREMES) ** 2
     pair = Pair(table, num_slots=rows, max_window=1, repair_rows=rows)
@@ -193,7 +193,7 @@ def test_a_draw_is_the_same_from_a_vocabulary_of_many_blocks(monkeypatch, kind):
     illegal = [next(t for t in range(70) if table.host.step(s, t) < 0) for s in states]
     words = torch.tensor([[high, low] for high in EXTREMES for low in EXTREMES])
     given = distribution(kind, rows, 1, 70, generator)
-    given["probs" if kind == "probs" else "logits"][0, 0, :20] = (
+    given["probs" if kind == "probs" else "logits"][0, 0, :40] = (
         0  # the smallest number, and no weight in a whole block
     )
     out = pair.commit(int32(illegal)[:, None], int32([1] * rows), torch.arange(rows), words=words, **given)
@@ -201,7 +201,7 @@ def test_a_draw_is_the_same_from_a_vocabulary_of_many_blocks(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("kind", ["probs", "greedy"])
+@pytest.mark.parametrize("kind", ["probs", "greedy", "sampled"])
 def test_scores_of_every_dtype_and_of_no_sense_give_the_same_draw(kind, dtype):
     generator = torch.Generator().manual_seed(6)
     scores = torch.rand(8, 1, VOCAB, generator=generator).to(dtype)
@@ -209,8 +209,50 @@ def test_scores_of_every_dtype_and_of_no_sense_give_the_same_draw(kind, dtype):
     scores[2:, 0, TEXT], scores[4:, 0, END], scores[6:, 0, OPEN] = odd[:6], odd[[1, 0, 2, 6]], odd[[2, 0]]
     pair = Pair(calls_table(), num_slots=8, max_window=1, repair_rows=8)
     pair.set("state", [IN_TEXT] * 8)
-    name = "probs" if kind == "probs" else "logits"
-    pair.commit(int32([[NAME]] * 8), int32([1] * 8), torch.arange(8), **{name: scores})
+    given = {"probs" if kind == "probs" else "logits": scores}
+    if kind == "sampled":
+        given["temperature"] = torch.ones(8)
+    pair.commit(int32([[NAME]] * 8), int32([1] * 8), torch.arange(8), **given)
+
+
+def sampled_rows(monkeypatch, logits: torch.Tensor, **filters: torch.Tensor) -> list[int]:
+    """What takes an illegal token's place, from [R, V] logits in blocks of 16 tokens; words go from 0 to the last."""
+    monkeypatch.setattr(fused, "BLOCK", 16)
+    rows, vocab = logits.shape
+    table = wide_table(states=5, classes=9, vocab=vocab, seed=1)
+    pair = Pair(table, num_slots=rows, max_window=1, repair_rows=rows)
+    pair.set("state", [2] * rows)
+    illegal = next(t for t in range(vocab) if table.host.step(2, t) < 0)
+    words = torch.tensor([[(2**32 - 1) * i // max(1, rows - 1), 0] for i in range(rows)])
+    out = pair.commit(
+        int32([[illegal]] * rows), int32([1] * rows), torch.arange(rows), logits=logits[:, None], words=words, **filters
+    )
+    assert all(table.host.step(2, t) >= 0 for t in out.tokens.flatten().tolist())
+    return out.tokens.flatten().tolist()
+
+
+STRANGE = (torch.nan, torch.inf, -torch.inf, 3e38, -3e38, -0.0)
+
+
+def test_filters_are_found_by_bisection_where_torch_sorts(monkeypatch):
+    """Limits below, at and above what they can be; values that tie over blocks, and that are no numbers."""
+    generator = torch.Generator().manual_seed(16)
+    logits = (torch.randn(12, 40, generator=generator) * 4).round()
+    logits[6:, ::9] = torch.tensor(STRANGE)[:, None]
+    temperature = torch.tensor([1.0, 0.3, 2.0, 0.0, torch.inf, torch.nan]).repeat(2)
+    top_k = int32([3, 0, 1, 5, 40, 1 << 20, 39, -1, 2, 7, 12, 1])
+    top_p = torch.tensor([0.9, 0.5, 1 - 2**-24, 0.1, 0.0, -1.0, torch.nan, 1e-9, 0.75, 1.0, 2.0, 0.99])
+    sampled_rows(monkeypatch, logits, temperature=temperature, top_k=top_k, top_p=top_p)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": int32([38] * 3)}, {"top_p": torch.tensor([0.9] * 3)}, {}])
+def test_a_legal_part_that_is_hardly_possible_is_drawn_from_by_its_own_odds(monkeypatch, filters):
+    """All legal tokens e^-60 below the illegal ones: top-p leaves none of them, so the best comes."""
+    host = wide_table(states=5, classes=9, vocab=40, seed=1).host
+    unlikely = torch.tensor([60.0 * (host.step(2, token) >= 0) for token in range(40)])
+    logits = (torch.arange(40) * 0.01 - unlikely).repeat(3, 1)
+    found = sampled_rows(monkeypatch, logits, temperature=torch.ones(3), **filters)
+    assert len(set(found)) == (1 if "top_p" in filters else 3)
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 + 5, 2**64 - 1])

@@ -4,6 +4,7 @@ and which backend a stage takes."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -41,7 +42,8 @@ POINTERS |= dict.fromkeys(("token_class", "transitions", "flags"), BYTE)
 POINTERS |= dict.fromkeys(
     ("tokens", "lengths", "new_tokens", "new_lengths", "events", "urgency", "illegal_at", "state_before"), INT32
 )
-POINTERS |= dict.fromkeys(("state", "repairs", "escape_token"), INT32)
+POINTERS |= dict.fromkeys(("state", "repairs", "escape_token", "top_k"), INT32)
+POINTERS |= dict.fromkeys(("temperature", "top_p"), "*fp32")
 WIDE = {"seed_low": "i64", "seed_high": "i64", "source_row": "i64"}
 
 
@@ -83,9 +85,12 @@ def test_the_commit_compiles_for_gpus_that_are_not_here(architecture, policy, re
 )
 def test_the_redraw_compiles_for_gpus_that_are_not_here(architecture, kind, scores, tree, words):
     constants = {"KIND": kind, "HAS_SOURCE_ROWS": tree, "HAS_WORDS": words, "SCAN": 512, "BLOCK": 4096, "BLOCKS": 64}
-    scored = {"source": scores, "filtered": "*fp32" if kind == "sampled" else scores}
-    program = compiled(kernel_repair.repair_kernel, constants, scored, architecture, num_warps=16)
+    constants |= dict.fromkeys(("HAS_TOP_K", "HAS_TOP_P"), kind == "sampled")
+    program = compiled(kernel_repair.repair_kernel, constants, {"source": scores}, architecture, num_warps=16)
     assert program.asm["cubin"]
+    # A distance between logits must be what torch computes: rounded to nearest, nothing fused.
+    floats = set(re.findall(r"\b(?:div|fma)\.[.\w]*f32\b", program.asm["ptx"]))
+    assert floats == ({"div.rn.f32"} if kind == "sampled" else set())
 
 
 # --- which backend ------------------------------------------------------------------------------------------------

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structured_commit import CommitConfig, CommitStage, Event
-from structured_commit.repair import PROBABILITY_BITS, best_legal, draw, filtered_probs, legal_weights, random_words
+from structured_commit.repair import (
+    PROBABILITY_BITS,
+    WEIGHT_BITS,
+    best_legal,
+    draw,
+    exponential,
+    filtered_probs,
+    legal_weights,
+    mass_limit,
+    random_words,
+    sampled_weights,
+)
 from tests.support.calls import BODY, END, IN_TEXT, IN_THE_HEADER, NAME, OPEN, TEXT, VOCAB, calls_table, int32
 
 ALL = torch.ones(1, 4, dtype=torch.bool)
@@ -95,7 +106,86 @@ def test_the_filters_are_the_samplers(temperature, top_k, top_p, expected):
         None if top_k is None else int32([top_k]),
         None if top_p is None else torch.tensor([top_p]),
     )
-    assert torch.allclose(found, torch.tensor([expected], dtype=torch.float32), atol=1e-6)
+    # All distances are below 4, so weights are right to 4 · 2^-23 + 2^-26 of themselves and 2^-40 of the largest.
+    assert torch.allclose(found, torch.tensor([expected], dtype=torch.float64), rtol=0, atol=2**-20)
+
+
+def test_the_exponential_is_as_close_as_it_says():
+    """Every float32 distance of a coarse grid, and every one of its neighbours."""
+    distances = torch.arange(0, 33, 2**-10, dtype=torch.float32)
+    distances = torch.cat([distances, distances.nextafter(torch.tensor(0.0)), distances.nextafter(torch.tensor(99.0))])
+    exact = (-distances.double()).exp() * 2.0**WEIGHT_BITS
+    found = exponential(distances).double()
+    assert bool(((found - exact).abs() <= exact * 2.0**-26 + 1).all())
+    assert found.max() == exponential(torch.zeros(1)) < 2**WEIGHT_BITS
+    assert exponential(torch.tensor([32.0, 1e38, torch.inf, torch.nan, -1.0])).tolist() == [0] * 5
+
+
+def softmax(logits: torch.Tensor, temperature: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+    scaled = torch.where(left, logits.double() / temperature.double()[:, None], -torch.inf)
+    return scaled.softmax(dim=1)
+
+
+@pytest.mark.parametrize("depth", [0.0, 60.0])
+def test_the_weights_of_the_legal_part_are_its_softmax_within_the_stated_bound(depth):
+    """Also where the legal part as a whole is as unlikely as e^-60: it is drawn from by its own odds.
+
+    With weights a_i·(1 + r_i) − c_i, |r_i| ≤ r = d·2^-23 + 2^-26 and 0 ≤ c_i ≤ c = 2^-40, the largest a_i being 1, a
+    share differs from a_i / Σa by at most r of itself and c, plus as much again for the sum: (r + V·c) of itself.
+    """
+    generator = torch.Generator().manual_seed(2)
+    rows, vocab = 50, 200
+    logits = torch.randn(rows, vocab, generator=generator) * 3
+    legal = torch.rand(rows, vocab, generator=generator) < 0.5
+    temperature = torch.rand(rows, generator=generator) + 0.5
+    weights = sampled_weights(logits - legal * depth * temperature[:, None], temperature, None, None, legal=legal)
+    exact = softmax(logits - legal * depth * temperature[:, None], temperature, legal)
+    found = weights.double() / weights.sum(dim=1, keepdim=True)
+    distance = (exact.amax(dim=1, keepdim=True) / exact).log()
+    relative, cut = distance.where(legal, 0.0).amax() * 2.0**-23 + 2.0**-26, 2.0**-40
+    assert bool(((found - exact).abs() <= exact * (2 * relative + vocab * cut) + cut).all())
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"),
+    [
+        (0.25, 250),
+        (0.5, 500),
+        (1e-9, 1),
+        (0.0, 1),
+        (-1.0, 1),
+        (float("nan"), 1),
+        (1.0, 1000),
+        (7.0, 1000),
+        (0.9995, 1000),
+    ],
+)
+def test_the_limit_of_mass_is_exact(top_p, expected):
+    assert mass_limit(torch.tensor([top_p]), torch.tensor([1000])).tolist() == [expected]
+
+
+def test_the_limit_of_mass_is_exact_in_63_bits():
+    total = 2**62 + 12345
+    assert mass_limit(torch.tensor([0.75]), torch.tensor([total])).tolist() == [-(-3 * total // 4)]
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "left"),
+    [(2, None, [1, 2, 3]), (1, None, [1]), (4, None, [0, 1, 2, 3, 4]), (3, None, [1, 2, 3]), (None, 0.5, [1, 2])],
+)
+def test_top_k_keeps_what_ties_and_top_p_the_lower_ids_of_what_ties(top_k, top_p, left):
+    """Masses 1 : 8 : 4 : 4 : 1 : 0, so half of it is reached by the first 4."""
+    logits = torch.tensor([[1.0, 8.0, 4.0, 4.0, 1.0, 0.0]]).log()
+    limits = (None if top_k is None else int32([top_k]), None if top_p is None else torch.tensor([top_p]))
+    assert sampled_weights(logits, torch.ones(1), *limits)[0].nonzero()[:, 0].tolist() == left
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_a_row_that_is_no_distribution_weighs_nothing(odd):
+    rows = torch.tensor([[0.0, odd, 1.0], [-torch.inf] * 3, [1.0, -torch.inf, -torch.inf]])
+    weights = sampled_weights(rows, torch.ones(3), None, None)
+    assert weights.count_nonzero(dim=1).tolist() == [0, 0, 1]
+    assert sampled_weights(rows, torch.full((3,), torch.nan), None, None).count_nonzero() == 0
 
 
 def redraws(state: int, token: int, logits: list[float], numbers=(0,), **filters):

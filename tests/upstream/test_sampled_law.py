@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from structured_commit.repair import sampled_weights
+
 from .common.engine import requests_for
 from .common.ops import compute_probs_from_logits
 from .common.oracle import Oracle, exact, law_of_streams
@@ -21,6 +23,10 @@ from .common.tables import Context
 from .paths import PATHS, name
 
 TOLERANCE = 1e-12
+# A redraw from logits has shares of its own, in integers. At temperature 1 both they and the sampler's float32 softmax
+# start from the same float32 distances; then an exponential is off by 2^-26 of itself here, by 2^-23 there and 2^-24
+# more by the quotient: r < 2^-22. A share s = a / Σa moves by at most 2r · s(1 − s) ≤ r / 2.
+SHARE_TOLERANCE = 2**-23
 LENGTH = 3
 BATCH = 128
 SEED = 5  # a world in which both rejection and the format leave several streams
@@ -51,8 +57,9 @@ def sparse_table(checkpoint, seed: int, support: tuple[int, ...], sure: Context 
     return logits
 
 
-def plain_law(checkpoint, table, request, *, constrained: bool) -> dict[tuple[int, ...], float]:
-    """The law of the target on its own, up to an end or the length."""
+def plain_law(checkpoint, table, request, *, constrained: bool, from_logits: bool) -> dict[tuple[int, ...], float]:
+    """The law of the target on its own, up to an end or the length; `from_logits` is what illegal tokens are redrawn
+    from."""
     host, found = checkpoint.table.host, {}
     ones = torch.ones(1), torch.tensor([1 << 30], dtype=torch.int32), torch.ones(1)
 
@@ -60,12 +67,19 @@ def plain_law(checkpoint, table, request, *, constrained: bool) -> dict[tuple[in
         if len(tokens) == request.py_max_new_tokens or tokens[-1:] == (request.py_end_id,):
             found[tokens] = weight
             return
-        p = exact(compute_probs_from_logits(table((*request.prompt, *tokens))[None], *ones))[0]
-        options = [t for t in p.nonzero()[:, 0].tolist() if not constrained or host.step(state, t) >= 0]
-        total = float(p[options].sum())
-        for token in options:
+        logits = table((*request.prompt, *tokens))[None]
+        p = exact(compute_probs_from_logits(logits, *ones))[0]
+        if constrained:
+            legal = checkpoint.table.transitions[state][checkpoint.table.token_class.long()] >= 0
+            conditional = torch.where(legal, p, 0.0) / p[legal].sum()
+            if from_logits:
+                shares = exact(sampled_weights(logits, *ones, legal=legal[None]))[0]
+                assert float((shares - conditional).abs().max()) < SHARE_TOLERANCE
+                conditional = torch.where(legal, p, 0.0) + p[~legal].sum() * shares
+            p = conditional
+        for token in p.nonzero()[:, 0].tolist():
             after = host.step(state, token) if constrained else state
-            walk((*tokens, token), after, weight * float(p[token]) / total)
+            walk((*tokens, token), after, weight * float(p[token]))
 
     walk((), host.locate(list(request.prompt)), 1.0)
     return found
@@ -120,7 +134,7 @@ def test_the_law_of_streams_is_the_targets_own(patched, checkpoint, window, path
 
     found = law_of_streams(engine, oracle, make_request)
     assert not runtime.aside
-    expected = plain_law(checkpoint, target, make_request(1), constrained=policy is not None)
+    expected = plain_law(checkpoint, target, make_request(1), constrained=policy is not None, from_logits=not rejects)
     assert found.keys() == expected.keys()
     assert max(abs(found[stream] - expected[stream]) for stream in expected) < TOLERANCE
     assert len(expected) > 2

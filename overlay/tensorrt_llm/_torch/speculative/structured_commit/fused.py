@@ -4,10 +4,6 @@ once where nothing is to be redrawn.
 The host side: which tensors go in, how they are strided, where results go. Launches do not depend on values and
 nothing waits, so a CUDA graph can capture them; results and scratch come from torch's allocator, whose addresses a
 graph keeps. Importing this module imports Triton.
-
-Rows that are redrawn from logits with a temperature go through `repair.filtered_probs` in torch between the two
-launches: a softmax or a running sum in floats depends on its order of addition, and only the same code gives the same
-bits.
 """
 
 from __future__ import annotations
@@ -140,16 +136,13 @@ class FusedCommit:
     ) -> None:
         packed, table, batch = self.packed, self.stage.table, len(slots)
         programs = min(self.config.repair_rows, batch)
-        source = filtered = given.probs if given.probs is not None else given.logits
+        source = given.probs if given.probs is not None else given.logits
         kind = "probs" if given.probs is not None else "greedy" if given.temperature is None else "sampled"
-        if kind == "sampled":
-            # The kernel's own order: the most urgent rows first. Rows that need nothing fill up, at their column 0.
-            rows = marks[0].argsort(stable=True)[:programs]
-            filtered = given.filtered(rows, marks[1][rows].long())
+        filters = (given.temperature, given.top_k, given.top_p)
         rows_given, words = given.source_rows, given.words
         repair_kernel[(programs,)](
             source,
-            filtered,
+            *(slots if f is None else f for f in filters),
             slots if rows_given is None else rows_given,
             slots if words is None else words,
             slots,
@@ -171,6 +164,7 @@ class FusedCommit:
             self.config.seed & 0xFFFFFFFF,
             self.config.seed >> 32,
             *(source.stride() if rows_given is None else (source.stride(0), 0, source.stride(1))),
+            *(0 if f is None else f.stride(0) for f in filters),
             *((0, 0) if rows_given is None else rows_given.stride()),
             *((0, 0) if words is None else words.stride()),
             *slots.stride(),
@@ -178,6 +172,8 @@ class FusedCommit:
             *new_lengths.stride(),
             source.shape[0],
             KIND=kind,
+            HAS_TOP_K=given.top_k is not None,
+            HAS_TOP_P=given.top_p is not None,
             HAS_SOURCE_ROWS=rows_given is not None,
             HAS_WORDS=words is not None,
             SCAN=SCAN,
@@ -195,7 +191,9 @@ class FusedCommit:
         tokens = torch.zeros(1, 1, dtype=torch.int32, device=device)
         row = tokens[0], torch.full((1,), stage.num_slots, dtype=torch.int64, device=device)
         scores = torch.zeros(1, 1, stage.table.vocab_size, device=device)
-        heat = torch.ones(1, device=device)
-        for given in (None, Distribution(probs=scores), Distribution(logits=scores), Distribution(None, scores, heat)):
+        one = torch.ones(1, device=device)
+        limits = one.int(), one
+        sampled = Distribution(None, scores, one), Distribution(None, scores, one, *limits)
+        for given in (None, Distribution(probs=scores), Distribution(logits=scores), *sampled):
             self.commit(tokens, *row, given)
         stage.steps[stage.num_slots].zero_()

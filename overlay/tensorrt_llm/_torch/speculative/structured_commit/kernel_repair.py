@@ -1,9 +1,8 @@
 """The redraw as one Triton kernel: `repair_rows` programs, each mends one row or leaves at once.
 
 Program i takes the i-th of the rows that `commit_kernel` left to be redrawn, the urgent ones first, in batch order: all
-programs count the same marks, so no order of execution matters. It masks one row of the vocabulary by class and
-draws as `repair.draw` does, to the bit: sums of integers do not depend on their order, and a probability times
-2^52 is exact in any float. Importing this module imports Triton.
+programs count the same marks, so no order of execution matters. It masks one row of the vocabulary by class and draws
+as `kernel_draw` says, with a random word that `repair.random_words` would give. Importing this module imports Triton.
 """
 
 import triton
@@ -26,17 +25,24 @@ from .kernel import (
     URGENT,
     follow_state,
 )
+from .kernel_draw import best_legal, draw_legal, find_filters, highest_logit
 from .philox import KEY_INCREMENTS, MULTIPLIERS, ROUNDS
-from .repair import PROBABILITY_BITS, STREAM
+from .repair import GREEDY_TEMPERATURE, STREAM
 
 # What is left, the layout of scores and class map, lets loads be wide, and differs little within a server.
 UNSPECIALIZED = [
     *TABLE_AND_STATE,
     *[
+        "temperature",
+        "top_k",
+        "top_p",
         "source_rows",
         "words",
         "seed_low",
         "seed_high",
+        "temperature_row",
+        "top_k_row",
+        "top_p_row",
         "source_rows_row",
         "source_rows_column",
         "words_row",
@@ -45,8 +51,7 @@ UNSPECIALIZED = [
     ],
 ]
 
-_SCALE = tl.constexpr(float(1 << PROBABILITY_BITS))
-_LARGEST = tl.constexpr(3.4028234663852886e38)  # float32; what nan_to_num makes of infinity
+_GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _WORD, _STREAM = tl.constexpr(0xFFFFFFFF), tl.constexpr(STREAM)
 _ROUNDS = tl.constexpr(ROUNDS)
 _MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(m) for m in MULTIPLIERS)
@@ -92,79 +97,6 @@ def _random_words(slot, step, seed_low, seed_high):
 
 
 @triton.jit
-def _multiply_high(high, low, total):
-    """As `repair._multiply_high`."""
-    total_high, total_low = total >> 32, total & _WORD
-    lowest = low * total_low
-    cross, other = high * total_low, low * total_high
-    carry = ((lowest >> 32) & _WORD) + (cross & _WORD) + (other & _WORD)
-    return high * total_high + ((cross >> 32) & _WORD) + ((other >> 32) & _WORD) + (carry >> 32)
-
-
-@triton.jit
-def _legal(ids, vocab, token_class, transitions, before, num_classes, illegal):
-    inside = ids < vocab
-    classes = tl.load(token_class + ids, mask=inside, other=0).to(tl.int32)
-    return follow_state(transitions, before, classes, num_classes, illegal, inside) >= 0
-
-
-@triton.jit
-def _weights(probs, ids, stride, legal):
-    p = tl.load(probs + ids.to(tl.int64) * stride, mask=legal, other=0.0)
-    if probs.dtype.element_ty != tl.float64:
-        p = p.to(tl.float32)
-    p = tl.where(p == p, p, 0.0)
-    return (tl.minimum(tl.maximum(p, 0.0), 1.0) * _SCALE).to(tl.int64)
-
-
-@triton.jit
-def _draw(
-    probs, stride, words, vocab, token_class, transitions, before, num_classes, illegal, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """The token that `words` picks among the legal ones, `vocab` if none has any weight: one pass, then one block."""
-    at, block_number = tl.arange(0, BLOCK), tl.arange(0, BLOCKS)
-    sums = tl.zeros([BLOCKS], tl.int64)
-    for block in range(tl.cdiv(vocab, BLOCK)):
-        ids = block * BLOCK + at
-        legal = _legal(ids, vocab, token_class, transitions, before, num_classes, illegal)
-        weight = tl.sum(_weights(probs, ids, stride, legal), axis=0)
-        sums = tl.where(block_number == block, weight, sums)
-    high, low = words
-    total = tl.sum(sums, axis=0)
-    drawn = vocab + before * 0
-    if total > 0:
-        target = _multiply_high(high, low, total)
-        passed = tl.cumsum(sums, axis=0) <= target
-        block = tl.sum(passed.to(tl.int32), axis=0)
-        below = tl.sum(tl.where(passed, sums, 0), axis=0)
-        ids = block * BLOCK + at
-        legal = _legal(ids, vocab, token_class, transitions, before, num_classes, illegal)
-        cumulative = below + tl.cumsum(_weights(probs, ids, stride, legal), axis=0)
-        drawn = block * BLOCK + tl.sum((cumulative <= target).to(tl.int32), axis=0)
-    return drawn
-
-
-@triton.jit
-def _best(scores, stride, vocab, token_class, transitions, before, num_classes, illegal, BLOCK: tl.constexpr):
-    """As `repair.best_legal`."""
-    at = tl.arange(0, BLOCK)
-    best, best_id = before * 0.0 - float("inf"), vocab + before * 0
-    for block in range(tl.cdiv(vocab, BLOCK)):
-        ids = block * BLOCK + at
-        legal = _legal(ids, vocab, token_class, transitions, before, num_classes, illegal)
-        score = tl.load(scores + ids.to(tl.int64) * stride, mask=legal, other=0.0).to(tl.float32)
-        clean = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
-        clean = tl.where(legal & (score == score), clean, -float("inf"))
-        highest = tl.max(clean, axis=0)
-        first = tl.min(tl.where(legal & (clean == highest), ids, vocab), axis=0)
-        better = (highest > best) | ((highest == best) & (first < best_id))
-        best_id = tl.where(better, first, best_id)
-        best = tl.maximum(best, highest)
-    return best_id
-
-
-@triton.jit
 def _add_one(counter, amount, counted):
     tl.atomic_add(counter, amount.to(tl.int64), mask=counted & (amount != 0), sem="relaxed")
 
@@ -172,7 +104,9 @@ def _add_one(counter, amount, counted):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def repair_kernel(
     source,  # probabilities or logits: [B, W, V], or [M, V] with source_rows
-    filtered,  # [repair_rows, V] float32: with KIND "sampled", the filtered distribution of each program's row
+    temperature,  # [B] float, with KIND "sampled"; as are top_k [B] int32 and top_p [B] float
+    top_k,
+    top_p,
     source_rows,  # [B, W] int64
     words,  # [B, 2] int64
     slots,  # [B] int64
@@ -201,6 +135,9 @@ def repair_kernel(
     source_row,
     source_column,
     source_token,
+    temperature_row,
+    top_k_row,
+    top_p_row,
     source_rows_row,
     source_rows_column,
     words_row,
@@ -211,6 +148,8 @@ def repair_kernel(
     new_lengths_row,
     num_sources,
     KIND: tl.constexpr,  # "probs", "greedy" or "sampled"
+    HAS_TOP_K: tl.constexpr,
+    HAS_TOP_P: tl.constexpr,
     HAS_SOURCE_ROWS: tl.constexpr,
     HAS_WORDS: tl.constexpr,
     SCAN: tl.constexpr,
@@ -239,19 +178,35 @@ def repair_kernel(
             scores = source + row * source_row + at.to(tl.int64) * source_column
         drawn = vocab + at * 0
         if KIND == "probs":
-            drawn = _draw(
-                scores, source_token, (high, low), vocab, token_class, transitions, before, num_classes, illegal,
-                BLOCK, BLOCKS,
+            drawn = draw_legal(
+                scores, source_token, (high, low), (0.0, 0.0, 0, 0), vocab, token_class, transitions, before,
+                num_classes, illegal, False, BLOCK, BLOCKS,
             )  # fmt: skip
         if KIND == "sampled":
-            drawn = _draw(
-                filtered + tl.program_id(0).to(tl.int64) * vocab, 1, (high, low), vocab, token_class, transitions,
-                before, num_classes, illegal, BLOCK, BLOCKS,
-            )  # fmt: skip
+            heat = tl.load(temperature + row * temperature_row).to(tl.float32)
+            k, p = vocab.to(tl.int64), heat * 0.0 + 1.0
+            if HAS_TOP_K:
+                k = tl.load(top_k + row * top_k_row).to(tl.int64)
+            if HAS_TOP_P:
+                p = tl.load(top_p + row * top_p_row).to(tl.float32)
+            best = highest_logit(
+                scores, source_token, vocab, 0, 0, token_class, transitions, before, num_classes, illegal, False, BLOCK
+            )
+            # A greedy row's point mass is on the best legal token, or on none.
+            if (heat > _GREEDY) & (tl.abs(best) < float("inf")):
+                pivot, last = find_filters(scores, source_token, vocab, best, heat, k, p, HAS_TOP_K, HAS_TOP_P, BLOCK)
+                best = highest_logit(
+                    scores, source_token, vocab, pivot, last, token_class, transitions, before, num_classes, illegal,
+                    True, BLOCK,
+                )  # fmt: skip
+                drawn = draw_legal(
+                    scores, source_token, (high, low), (best, heat, pivot, last), vocab, token_class, transitions,
+                    before, num_classes, illegal, True, BLOCK, BLOCKS,
+                )  # fmt: skip
         if KIND != "probs":  # noqa: SIM102 - one is known when compiling, one is not
             # Where every token that the filters kept is illegal, the filters give way before the format does.
             if drawn >= vocab:
-                drawn = _best(
+                drawn = best_legal(
                     scores, source_token, vocab, token_class, transitions, before, num_classes, illegal, BLOCK
                 )
 
