@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from .accepted import Accepted
 from .compiling import Compiled
@@ -83,7 +83,7 @@ def show(results: Results, console: Console) -> None:
 def _along(results: Results, axis: str, title: str) -> Table:
     lines = results.along(axis)
     values = sorted({getattr(c, axis) for cells in lines.values() for c in cells})
-    table = Table("", *map(str, values), title=title)
+    table = Table(Column("", no_wrap=True), *map(str, values), title=title)
     for name, cells in lines.items():
         by_value = {getattr(c, axis): c.cost for c in cells}
         table.add_row(name, *(_micro(by_value[v]) if v in by_value else "–" for v in values))
@@ -141,6 +141,7 @@ def _compiled(results: Results) -> Table:
     table = Table(
         *("format", "table s", "KB", "load ms", "xgrammar s", "KB", "llguidance s", "KB"),
         title="making a family's structure ready",
+        caption="llguidance gives no figure for its memory: what the process grew by",
     )
     for c in results.compiled:
         table.add_row(

@@ -41,8 +41,8 @@ def main() -> int:
 def _print(counts: list[Count], seconds: float) -> None:
     console = Console()
     title = "streams that a client reads otherwise than at once"
-    table = Table(Column("parser", no_wrap=True), "turns", "calls", "streams", title=title)
-    for column in ("without", "of them calls", "with the splitter"):
+    table = Table(*(Column(name, no_wrap=True) for name in ("parser", "turns", "calls", "streams")), title=title)
+    for column in ("without", "its calls", "with"):
         table.add_column(column, justify="right", no_wrap=True)
     for count in counts:
         share = f"{count.before} ({count.before / max(count.streams, 1):.1%})"

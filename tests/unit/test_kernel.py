@@ -118,6 +118,18 @@ def test_on_a_cpu_the_choice_is_to_look_first():
     assert (stage("auto").backend, stage("host").backend, stage("torch").backend) == ("host", "host", "torch")
 
 
+def test_without_numpy_a_cpu_runs_plain_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "structured_commit.host_commit", None)
+    assert stage("auto").backend == "torch"
+    with pytest.raises(StageError, match="backend 'host' cannot be used: .*; install numpy, or use 'torch'"):
+        stage("host")
+
+
+def test_a_gpu_is_never_looked_at_by_the_host(as_on_a_gpu):
+    with pytest.raises(StageError, match="on cuda that waits for the device at every step; use 'auto'"):
+        as_on_a_gpu("host")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a stage on the CPU beside a GPU's Triton")
 def test_asking_for_triton_on_a_cpu_says_what_to_do(monkeypatch):
     monkeypatch.delenv(backend.INTERPRETER, raising=False)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .errors import StageError
-from .host_commit import HostCommit
 from .log import log
 from .plain import CommitOutput, PlainCommit
 
@@ -52,6 +51,12 @@ def choose_backend(stage: CommitStage) -> Backend:
                 f"backend 'host' looks at values, and on {stage.device.type} that waits for the device at every step; "
                 "use 'auto'"
             )
+        try:
+            from .host_commit import HostCommit
+        except ImportError as error:  # numpy comes with torch's users, not with torch
+            if wanted == "host":
+                raise StageError(f"backend 'host' cannot be used: {error}; install numpy, or use 'torch'") from error
+            return PlainCommit(stage)
         return HostCommit(stage)
     problem = _obstacle(stage.device)
     if problem is None:

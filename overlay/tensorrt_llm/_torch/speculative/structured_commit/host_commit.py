@@ -1,14 +1,16 @@
 """The stage on a CPU: a look first, and plain torch only where a batch holds something to act on.
 
-On a CPU nothing waits when a value is read, so an ordinary step (every window legal and open-ended) is one walk
-through a table that sends whatever a policy would act on to a state of its own, *special*. A batch whose rows all stay
-clear of it is committed as it is; any other goes through `PlainCommit` from the start. Same results to the bit.
+On a CPU nothing waits when a value is read, so an ordinary step (every window legal and open-ended) is one walk through
+a table that sends whatever a policy would act on to a state of its own, *special*. A batch whose rows all stay clear of
+it is committed as it is; any other goes through `PlainCommit` from the start. Same results to the bit. In numpy, whose
+calls on a few hundred numbers cost a fraction of torch's; importing this module imports it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,52 +32,67 @@ class HostCommit(PlainCommit):
         super().__init__(stage)
         table = stage.table
         # One more class, for columns past a row's length: it changes no state.
-        self._classes = torch.cat([table.token_class, table.token_class.new_tensor([table.num_classes])]).int()
+        self._classes = np.append(table.token_class.numpy(), table.num_classes).astype(np.int32)
         self._stride = table.num_classes + 1
-        self._walk = self._ordinary_steps()
+        self._walk = self._ordinary_steps().numpy()
         self._special = int(self._walk.max())
-        self._columns = torch.arange(stage.max_window)[:, None]
-        self._ones = torch.ones(1, dtype=torch.int64)
-        names = torch.tensor([[n == "windows", n in ("tokens_in", "tokens_committed")] for n in COUNTERS])
-        self._per_window, self._per_token = names.long().unbind(1)
+        self._columns = np.arange(stage.max_window)[:, None]
+        self._state, self._steps, self._counters = (t.numpy() for t in (stage.state, stage.steps, stage.counters))
+        self._windows = COUNTERS.index("windows")
+        self._tokens = [COUNTERS.index("tokens_in"), COUNTERS.index("tokens_committed")]
 
     def commit(self, tokens: Tensor, lengths: Tensor, slots: Tensor, given: Distribution | None) -> CommitOutput:
         """As `CommitStage.commit`, its arguments checked; `given` is None where nothing can be redrawn."""
-        inside = self._commit_ordinary(tokens, lengths, slots)
-        if inside is None:
+        windows, counts, width = tokens.numpy().T, lengths.numpy(), tokens.shape[1]
+        least = counts.min()
+        inside = None if least == width else self._columns[:width] < counts
+        if least < 1 or counts.max() > width or not self._commit_ordinary(windows, counts, slots.numpy(), inside):
             return super().commit(tokens, lengths, slots, given)
         events = torch.zeros_like(lengths)
         if self.config.policy is Policy.OBSERVE:
             return CommitOutput(tokens, lengths, events)
-        last = tokens.gather(1, (lengths - 1)[:, None].long())
-        return CommitOutput(torch.where(inside.T, tokens, last), lengths.clone(), events)
+        if inside is None:
+            return CommitOutput(tokens.clone(), lengths.clone(), events)
+        kept = np.where(inside, windows, windows[counts - 1, np.arange(len(counts))])
+        return CommitOutput(torch.from_numpy(kept.T.copy()), lengths.clone(), events)
 
-    def _commit_ordinary(self, tokens: Tensor, lengths: Tensor, slots: Tensor) -> Tensor | None:
-        """Move states, steps and counters on if every row is ordinary. Returns [W, B] bool, the columns inside their
-        row's length; None if some row is not ordinary, and nothing is changed then."""
-        stage, width, vocab = self.stage, tokens.shape[1], self.table.vocab_size
-        least, most = torch.aminmax(lengths)
-        lowest, highest = torch.aminmax(slots)
-        if int(least) < 1 or int(most) > width or int(lowest) < 0 or int(highest) > stage.num_slots:
-            return None
-        inside = self._columns[:width] < lengths
-        wanted = torch.where(inside, tokens.T, vocab)
-        low, high = torch.aminmax(wanted)
-        if int(low) < 0 or int(high) > vocab or (int(high) == vocab and bool((inside & (vocab == tokens.T)).any())):
-            return None
-        classes = self._classes.index_select(0, wanted.reshape(-1)).view(width, -1)
-        at = stage.state.index_select(0, slots).mul_(self._stride)
-        for column in classes[: int(most)].unbind(0):
-            at = self._walk.index_select(0, at + column)
-        if int(at.max()) == self._special:
-            return None
-        stage.state.index_copy_(0, slots, at.div_(self._stride, rounding_mode="floor"))
-        stage.steps.index_add_(0, slots, self._ones.expand(len(slots)))
-        real = slots < stage.num_slots if int(highest) == stage.num_slots else None
-        rows = len(slots) if real is None else int(real.sum())
-        total = int(lengths.sum() if real is None else (lengths * real).sum())
-        stage.counters.add_(self._per_window * rows + self._per_token * total)
-        return inside
+    def _commit_ordinary(
+        self, windows: np.ndarray, counts: np.ndarray, slots: np.ndarray, inside: np.ndarray | None
+    ) -> bool:
+        """Move states, steps and counters on if every row is ordinary, else change nothing.
+
+        Args:
+            windows: [W, B] int32. counts: [B] int32, in [1, W]. slots: [B] int64.
+            inside: [W, B] bool, the columns inside the lengths; None if all are.
+        """
+        num_slots, vocab = self.stage.num_slots, self.table.vocab_size
+        last = slots.max()
+        if slots.min() < 0 or last > num_slots:
+            return False
+        wanted = windows
+        if inside is not None:
+            wanted = np.where(inside, windows, vocab)
+            if (windows == vocab).any():  # it would pass for a column past the length
+                return False
+        if wanted.min() < 0 or wanted.max() > (vocab - 1 if inside is None else vocab):
+            return False
+        classes = self._classes[wanted]
+        at = self._state[slots] * self._stride
+        for column in classes:
+            at = self._walk[at + column]
+        if at.max() == self._special:
+            return False
+        self._state[slots] = at // self._stride
+        rows, total = len(slots), int(counts.sum())
+        if last < num_slots:
+            self._steps[slots] += 1
+        else:  # rows without a slot share the last one
+            np.add.at(self._steps, slots, 1)
+            real = slots < num_slots
+            rows, total = int(real.sum()), int(counts[real].sum())
+        self._counters[self._windows] += rows
+        self._counters[self._tokens] += total
+        return True
 
     def _redraws(self, mends: Tensor) -> int:
         return min(self.config.repair_rows, int(mends.sum()))
@@ -83,22 +100,21 @@ class HostCommit(PlainCommit):
     def _ordinary_steps(self) -> Tensor:
         """[(S + 3)·(C + 1)] int32: from state·(C + 1) + class to the next state·(C + 1). The last state is special."""
         table, policy = self.table, self.config.policy
-        states = table.num_states + 2
         flags = table.extended_flags
         follow = table.transitions.int()
-        special = follow < 0
-        special |= follow == table.ended
+        after = follow.clamp(min=0).long()
+        special = (follow < 0) | (follow == table.ended)
         if policy is Policy.GATE:
             header = (flags & IN_HEADER) != 0
-            special |= header[:, None] | header[follow.clamp(min=0).long()]
+            special |= header[:, None] | header[after]
         if self.config.align:
             region = flags & (IN_BLOCK | IN_HEADER)
-            special |= region[:, None] != region[follow.clamp(min=0).long()]
+            special |= region[:, None] != region[after]
         if policy is Policy.ROLLBACK:
             is_open = (flags & (IN_BLOCK | IN_HEADER)) != 0
-            special |= ~is_open[:, None] & is_open[follow.clamp(min=0).long()]
+            special |= ~is_open[:, None] & is_open[after]
         special[0] = False  # untracked: nothing is looked at, terminals included
-        stays = torch.arange(states, dtype=torch.int32)[:, None]
-        steps = torch.cat([torch.where(special, states, follow), stays], dim=1)
-        steps = torch.cat([steps, torch.full_like(steps[:1], states)])
+        stays = torch.arange(len(follow), dtype=torch.int32)[:, None]
+        steps = torch.cat([torch.where(special, len(follow), follow), stays], dim=1)
+        steps = torch.cat([steps, torch.full_like(steps[:1], len(follow))])
         return steps.mul_(self._stride).flatten()
