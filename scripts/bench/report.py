@@ -158,7 +158,7 @@ def draw(results: Results, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
-    figure = Figure(figsize=(11, 4.5))
+    figure = Figure(figsize=(13, 4.5))
     left, right = figure.subplots(1, 2)
     panels = (
         (left, "batch", "batch size", "µs a row", lambda c: c.batch),
@@ -181,7 +181,7 @@ def draw(results: Results, path: Path) -> None:
         axis.minorticks_off()
     left.set_title(f"draft length {FIXED_DRAFT_LENGTH}")
     right.set_title(f"batch {FIXED_BATCH}")
-    right.legend(fontsize=8)
+    right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.suptitle(f"Checking one step's windows, Harmony over gpt-oss's vocabulary ({results.device})", fontsize=11)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
