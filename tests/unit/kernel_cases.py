@@ -9,14 +9,12 @@ is why `test_kernel.py` runs this file in a process of its own. By hand:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
 
-from scripts.fuzz.case import Case
 from scripts.fuzz.compare import run_case
-from structured_commit import CommitConfig, CommitOutput, CommitStage, Policy, StageError, StructureTable, fused
+from structured_commit import CommitConfig, CommitStage, Policy, StageError, StructureTable, fused
 from structured_commit.table import MAY_END, TERMINAL
 from tests.support.calls import (
     BODY,
@@ -34,8 +32,8 @@ from tests.support.calls import (
     calls_table,
     int32,
 )
+from tests.support.kernel_pair import DEVICE, OnDevice, Pair, distribution, small_cases, windows
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 POLICIES = [p.value for p in Policy if p is not Policy.OFF]
 REPAIRING = [p.value for p in Policy if p.repairs]
 STATES = (0, IN_TEXT, IN_THE_HEADER, IN_THE_BODY, ENDED, STRAY)
@@ -43,92 +41,7 @@ KINDS = ("probs", "greedy", "sampled", "none")
 WAYS = [(p, k) for p in POLICIES for k in KINDS if p in REPAIRING or k == "probs"]
 
 
-class Pair:
-    """Two stages in the same state, one in torch, one in kernels."""
-
-    def __init__(self, table: StructureTable, num_slots: int, max_window: int, **config) -> None:
-        self.torch, self.triton = (
-            CommitStage(
-                table.to(DEVICE),
-                CommitConfig(backend=backend, **config),
-                num_slots=num_slots,
-                max_window=max_window,
-                device=DEVICE,
-            )
-            for backend in ("torch", "triton")
-        )
-        assert (self.torch.backend, self.triton.backend) == ("torch", "triton")
-
-    def set(self, name: str, values) -> None:
-        for stage in (self.torch, self.triton):
-            tensor = getattr(stage, name)
-            tensor[: len(values)] = torch.as_tensor(values).to(tensor)
-
-    def commit(self, tokens, lengths, slots, **given) -> CommitOutput:
-        """Commit with both; whatever differs fails."""
-        moved = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-        rows = tokens.to(DEVICE), lengths.to(DEVICE), slots.to(DEVICE)
-        expected = self.torch.commit(*rows, **moved)
-        out = self.triton.commit(*rows, **moved)
-        for name, got, wanted in zip(out._fields, out, expected, strict=True):
-            assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
-            assert torch.equal(got, wanted), name
-        self.compare()
-        return out
-
-    def compare(self) -> None:
-        for name in ("state", "steps", "repairs", "counters"):
-            assert torch.equal(getattr(self.triton, name), getattr(self.torch, name)), name
-
-
-def distribution(kind: str, rows: int, width: int, vocab: int, generator: torch.Generator) -> dict:
-    """Coarse scores, so that there are zeros and ties."""
-    if kind == "none":
-        return {"redraw": False}
-    scores = torch.randint(0, 4, (rows, width, vocab), generator=generator).float()
-    if kind == "probs":
-        return {"probs": torch.nan_to_num(scores / scores.sum(dim=2, keepdim=True))}
-    if kind == "greedy":
-        return {"logits": scores}
-    return {
-        "logits": scores,
-        "temperature": torch.tensor([0.0, 0.5, 1.0])[torch.randint(3, (rows,), generator=generator)],
-        "top_k": torch.randint(0, vocab, (rows,), generator=generator, dtype=torch.int32),
-        "top_p": torch.rand(rows, generator=generator),
-    }
-
-
-def windows(rows: int, width: int, generator: torch.Generator, low: int = 0, high: int = VOCAB):
-    tokens = torch.randint(low, high, (rows, width), generator=generator, dtype=torch.int32)
-    return tokens, torch.randint(1, width + 1, (rows,), generator=generator, dtype=torch.int32)
-
-
 # --- anything -----------------------------------------------------------------------------------------------------
-
-
-class OnDevice(CommitStage):
-    """A stage on the device at hand, for callers that know the CPU only."""
-
-    def __init__(self, table: StructureTable, config: CommitConfig, **sizes: int) -> None:
-        super().__init__(table, config, device=DEVICE, **sizes)
-
-    def commit(self, *rows: torch.Tensor, **given) -> CommitOutput:
-        moved = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
-        return super().commit(*(t.to(DEVICE) for t in rows), **moved)
-
-    def untrack_(self, slots: torch.Tensor) -> None:
-        super().untrack_(slots.to(DEVICE))
-
-
-def small_cases(rule: str, count: int) -> Iterator[int]:
-    """Numbers of fuzzer cases that are quick to interpret."""
-    number = 0
-    while count:
-        case = Case(number)
-        if case.config.rule == rule and case.num_slots <= 8 and case.width <= 5 and case.config.repair_rows <= 8:
-            count -= 1
-            yield number
-        number += 1
 
 
 @pytest.mark.parametrize("rule", [*POLICIES, "align"])
