@@ -13,12 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from scripts.sglang_parsers import sglang_module
+from scripts.tables import compiled, compiled_on
 from scripts.vocabularies import ChatVocabulary
 from structured_commit import StructureTable, builtin_format
 from structured_commit.serving.delivery import AlignedDelivery, Splitter
-from tests.support.real_tables import compiled_on
-from tests.support.sglang_parsers import sglang_module
-from tests.support.streams import compiled
 
 logging.getLogger("sglang").setLevel(logging.CRITICAL)  # it reports every call that it drops
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from scripts.tokenizers import real_tokenizer
 from structured_commit import Vocabulary
 from structured_commit.checkpoint import resolve_auto
-from tests.support.tokenizers import real_tokenizer
 
 
 def without(vocabulary: Vocabulary, *named: str) -> Vocabulary:

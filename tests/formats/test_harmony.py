@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.tables import compiled
 from structured_commit import builtin_format
-from tests.support.streams import SPELLINGS, compiled, is_prefix, is_turn, spell
+from tests.support.streams import SPELLINGS, is_prefix, is_turn, spell
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses
 
 PROMPT = "<|start|>user<|message|>Why is the sky blue?<|end|><|start|>assistant"

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.tables import compiled
+from scripts.tokenizers import RealTokenizer, real_tokenizer
 from structured_commit import Vocabulary, VocabularyError, compile_format
-from tests.support.streams import compiled, is_turn, spell
-from tests.support.tokenizers import RealTokenizer, real_tokenizer, verdicts_on
+from tests.support.streams import is_turn, spell, verdicts_on
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses, without_terminal
 
 HEADER = "<|start_header_id|>assistant<|end_header_id|>⏎⏎"

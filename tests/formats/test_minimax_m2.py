@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.streams import compiled, is_turn, spell
+from scripts.tables import compiled
+from tests.support.streams import is_turn, spell
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses
 
 ASKED = "]~!b[]~b]system⏎Be brief.[e~[⏎]~b]user⏎Why is the sky blue?[e~[⏎]~b]ai⏎"

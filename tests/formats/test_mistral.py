@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.tables import compiled
+from scripts.tokenizers import RealTokenizer, real_tokenizer, with_named
 from structured_commit import StructureTable, compile_format
-from tests.support.streams import compiled, is_turn, spell
-from tests.support.tokenizers import RealTokenizer, real_tokenizer, verdicts_on, with_named
+from tests.support.streams import is_turn, spell, verdicts_on
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses, without_terminal
 
 ASKED = (

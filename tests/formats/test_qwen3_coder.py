@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.tables import compiled, compiled_on
 from structured_commit import builtin_format
 from tests.support.older_tokenizers import is_turn_lacking
-from tests.support.real_tables import compiled_on
-from tests.support.streams import SPELLINGS, compiled, is_turn, spell
-from tests.support.tokenizers import verdicts_on
+from tests.support.streams import SPELLINGS, is_turn, spell, verdicts_on
 from tests.support.turns import accepts, flags, is_unfinished, refused_at, refuses
 
 ASKED = "<|im_start|>system⏎Be brief.<|im_end|>⏎<|im_start|>user⏎Why?<|im_end|>⏎<|im_start|>assistant⏎"

@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from scripts.sglang_parsers import sglang_module
+from scripts.tables import compiled_on
 from tests.formats.test_deepseek_v3_1 import (
     BEGIN,
     CALL,
@@ -29,9 +31,8 @@ from tests.formats.test_deepseek_v3_1 import (
     block,
 )
 from tests.support.mutations import marker_faults
-from tests.support.real_tables import compiled_on
-from tests.support.sglang_parsers import calls_read, sglang_module, split_reasoning
-from tests.support.tokenizers import verdicts_on
+from tests.support.sglang_parsers import calls_read, split_reasoning
+from tests.support.streams import verdicts_on
 from tests.support.xgrammar_tags import allowed_only_by_the_tag, tag_of
 
 V3_1, V3, V3_2 = (

@@ -12,9 +12,10 @@ from functools import cache
 
 import pytest
 
+from scripts.tables import compiled
 from tests.support.damage import blocks_opened, damaged
 from tests.support.sglang_parsers import Call, calls_read, split_reasoning
-from tests.support.streams import compiled, is_turn, spell
+from tests.support.streams import is_turn, spell
 from tests.support.tag_walks import compiled_palette, palette, tag_of, walks
 
 DETECTOR = "gemma4_detector:Gemma4Detector"

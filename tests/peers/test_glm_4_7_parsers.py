@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.tables import compiled_on
 from tests.formats.test_glm_4_7 import CALLS, CALLS_ON_LINES, CORPUS, F_LINES, G_LINES, MALFORMED, REFUSED, F, G
 from tests.support.mutations import marker_faults
-from tests.support.real_tables import compiled_on
 from tests.support.sglang_parsers import calls_read, split_reasoning
-from tests.support.tokenizers import verdicts_on
+from tests.support.streams import verdicts_on
 from tests.support.xgrammar_tags import allowed_only_by_the_tag, tag_of
 
 TERMINALS = ("<|user|>", "<|observation|>", "<|endoftext|>")

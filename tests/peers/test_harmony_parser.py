@@ -14,6 +14,7 @@ from collections.abc import Callable
 import openai_harmony
 import pytest
 
+from scripts.tables import compiled
 from tests.support.harmony_turns import (
     CHANNELS,
     CONTROL,
@@ -27,7 +28,6 @@ from tests.support.harmony_turns import (
     streams,
     turns,
 )
-from tests.support.streams import compiled
 from tests.support.tag_walks import compiled_palette, palette, tag_of, walks
 
 # -- what the format accepts and the parser refuses or reads otherwise -------------------------------------------

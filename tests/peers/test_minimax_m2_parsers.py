@@ -9,10 +9,11 @@ from functools import cache
 
 import pytest
 
+from scripts.tables import compiled
 from structured_commit import StructureTable
 from tests.support.damage import blocks_opened, damaged
 from tests.support.sglang_parsers import Call, calls_read
-from tests.support.streams import compiled, is_turn, spell
+from tests.support.streams import is_turn, spell
 from tests.support.tag_walks import Tag, compiled_palette, palette, tag_of, walks
 
 logging.getLogger("sglang").setLevel(logging.CRITICAL)  # it reports every call that it drops

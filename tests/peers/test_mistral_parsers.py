@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from scripts.tables import compiled
 from structured_commit import StructureTable, Vocabulary, compile_format
 from tests.support.damage import blocks_opened, damaged
 from tests.support.sglang_parsers import Call, calls_read
-from tests.support.streams import compiled, is_turn
+from tests.support.streams import is_turn
 
 common = pytest.importorskip("mistral_common")
 llguidance = pytest.importorskip("llguidance")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from scripts.tables import compiled_on
 from tests.formats.test_qwen3_coder import CALLS, CORPUS, LENIENT, MALFORMED, REFUSED, F, G
 from tests.support.mutations import marker_faults
-from tests.support.real_tables import compiled_on
 from tests.support.sglang_parsers import calls_read, calls_streamed, split_reasoning
-from tests.support.tokenizers import verdicts_on
+from tests.support.streams import verdicts_on
 from tests.support.xgrammar_tags import allowed_only_by_the_tag, tag_of
 
 TERMINALS = ("<|im_end|>", "<|endoftext|>")

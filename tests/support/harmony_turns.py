@@ -9,9 +9,10 @@ from functools import cache
 
 import openai_harmony
 
+from scripts.tables import compiled
 from scripts.vocabularies import HARMONY_CONTROLS, harmony_encoding
 from tests.support.damage import damaged
-from tests.support.streams import compiled, is_turn, spell
+from tests.support.streams import is_turn, spell
 
 CHANNELS = ("analysis", "commentary", "final")
 TERMINALS = ("<|return|>", "<|call|>", "<|endoftext|>")

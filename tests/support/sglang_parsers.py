@@ -1,45 +1,16 @@
-"""SGLang's parsers as peers: what they read in a finished answer.
-
-Its wheel is installed without dependencies (they would pull in CUDA), and its package root starts the whole
-server. So the root is entered by its path only, and the two names that it imports for notebooks are left empty;
-the parsers themselves run as they are.
-"""
+"""SGLang's parsers as peers: what they read in a finished answer."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import importlib.util
 import json
-import sys
-import types
 from functools import cache
 
-import pytest
+from scripts.sglang_parsers import sglang_module
 
-VERSION = "0.5.23"  # whose readings the tests name
 TOOLS = ("f", "g", "h")
 
 Call = tuple[str, object]
 """A call as read: its name and its decoded arguments."""
-
-
-@cache
-def sglang_module(name: str) -> types.ModuleType:
-    """`sglang.srt.<name>`; skips the test where sglang is not installed."""
-    if "sglang" not in sys.modules:
-        spec = importlib.util.find_spec("sglang")
-        if spec is None or importlib.metadata.version("sglang") != VERSION:
-            pytest.skip(f"sglang {VERSION} is not installed")
-        root = types.ModuleType("sglang")
-        root.__path__ = list(spec.submodule_search_locations)
-        sys.modules["sglang"] = root
-    if "IPython" not in sys.modules and importlib.util.find_spec("IPython") is None:
-        display = types.ModuleType("IPython.display")
-        display.HTML = display.display = None
-        sys.modules["IPython"] = types.ModuleType("IPython")
-        sys.modules["IPython.display"] = display
-    return importlib.import_module(f"sglang.srt.{name}")
 
 
 @cache

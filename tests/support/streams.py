@@ -5,17 +5,11 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from scripts.vocabularies import ChatVocabulary, family_vocabulary
-from structured_commit import StructureTable, compile_format
+from scripts.tables import compiled
+from scripts.vocabularies import ChatVocabulary
+from structured_commit import StructureTable
 
 SPELLINGS = ("bpe", "bytes", "longest", "random")
-
-
-@cache
-def compiled(name: str) -> tuple[StructureTable, ChatVocabulary]:
-    """A built-in format over o200k with the family's control tokens added (harmony: the real ids)."""
-    chat = family_vocabulary(name)
-    return compile_format(name, chat.vocabulary), chat
 
 
 @cache
@@ -72,3 +66,11 @@ def turn_verdicts(name: str, text: str, prompt: str | None = None) -> set[bool]:
     if state == 0:
         raise AssertionError(f"the prompt {prompt!r} is in no turn of {name}")
     return {is_turn(table, spell(chat, text, how), state) for how in SPELLINGS}
+
+
+def verdicts_on(tokenizer: ChatVocabulary, table: StructureTable, text: str, prompt: str | None = None) -> set[bool]:
+    """`is_turn` of one text over all spellings with a table compiled for that tokenizer."""
+    state = None if prompt is None else table.host.locate(tokenizer.encode(prompt.replace("⏎", "\n")))
+    if state == 0:
+        raise AssertionError(f"the prompt {prompt!r} is in no turn")
+    return {is_turn(table, spell(tokenizer, text, how), state) for how in SPELLINGS}

@@ -21,11 +21,11 @@ from scripts.demo.recording import record_incidents
 from scripts.demo.report import Example, Row, as_json
 from scripts.incident.page import render
 from scripts.incident.spelling import Speller
+from scripts.tables import compiled
 from scripts.vocabularies import HARMONY_CONTROLS, ChatVocabulary, harmony_encoding
 from structured_commit import Event, StructureTable, rejection_reference
 from structured_commit.philox import curand_philox_words, curand_uniform
 from structured_commit.recording.trace import read_trace
-from tests.support.streams import compiled
 
 NUM_REQUESTS = 60
 SEED = 5

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.streams import compiled, spell
+from scripts.tables import compiled
+from tests.support.streams import spell
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import torch
 
+from scripts.tables import compiled
 from structured_commit import StructureTable, TableError, TableInfo, Vocabulary, compile_format
 from structured_commit.table import CLOSES, OPENS, TERMINAL
-from tests.support.streams import compiled, spell
+from tests.support.streams import spell
 
 LETTERS = {i: bytes([c]) for i, c in enumerate(b"abcd<>")}
 SMALL = Vocabulary(10, LETTERS, {"<open>": 6, "<close>": 7, "<e>": 8})

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scripts.tables import compiled
 from scripts.vocabularies import HARMONY_CONTROLS, HARMONY_SIZE, harmony_vocabulary, o200k_texts
-from tests.support.streams import compiled
 
 from .common.requests import LlmRequest
 from .common.tables import Context, random_table

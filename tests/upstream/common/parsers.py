@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.support.sglang_parsers import sglang_module
+from scripts.sglang_parsers import sglang_module
 
 
 def _detector(module: str, name: str) -> Callable[[], type]:

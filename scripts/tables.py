@@ -1,4 +1,4 @@
-"""Built-in formats over real tokenizers, compiled once for all tests."""
+"""Built-in formats over real vocabularies, compiled once a process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from functools import cache
 from structured_commit import StructureTable, compile_format
 
 from .tokenizers import RealTokenizer, real_tokenizer, with_named
+from .vocabularies import ChatVocabulary, family_vocabulary
+
+
+@cache
+def compiled(name: str) -> tuple[StructureTable, ChatVocabulary]:
+    """A built-in format over o200k with the family's control tokens added (harmony: the real ids)."""
+    chat = family_vocabulary(name)
+    return compile_format(name, chat.vocabulary), chat
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The families' real tokenizers, as far as a package carries them, in the shape that format tests use."""
+"""The families' real tokenizers, as far as a package carries them, in the shape that the o200k ones have here."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import cache
 
 import splintr
 
-from scripts.vocabularies import ChatVocabulary
-from structured_commit import StructureTable, Vocabulary
+from structured_commit import Vocabulary
 
-from .streams import SPELLINGS, is_turn, spell
+from .vocabularies import ChatVocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +58,3 @@ def with_named(tokenizer: RealTokenizer, named: Mapping[str, int]) -> RealTokeni
     taken = set(named.values())
     texts = {i: b for i, b in vocabulary.texts.items() if i not in taken}
     return _real(texts, {**vocabulary.controls, **named}, vocabulary.size, tokenizer.ordinary)
-
-
-def verdicts_on(tokenizer: ChatVocabulary, table: StructureTable, text: str, prompt: str | None = None) -> set[bool]:
-    """`is_turn` of one text over all spellings with a table compiled for that tokenizer."""
-    state = None if prompt is None else table.host.locate(tokenizer.encode(prompt.replace("⏎", "\n")))
-    if state == 0:
-        raise AssertionError(f"the prompt {prompt!r} is in no turn")
-    return {is_turn(table, spell(tokenizer, text, how), state) for how in SPELLINGS}
