@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -138,6 +140,18 @@ def test_a_difference_comes_with_the_command_that_makes_it_again(monkeypatch, ca
     monkeypatch.undo()
     assert main(command.split()) == 0
     assert "agree" in capsys.readouterr().out
+
+
+def test_several_processes_share_the_work():
+    # As `make fuzz` starts it: what a spawned process is given must be found there.
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.fuzz", "--jobs", "2", "--windows", "2000"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "agree" in done.stdout
 
 
 def test_options_are_checked(capsys):
