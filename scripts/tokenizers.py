@@ -19,15 +19,9 @@ class RealTokenizer(ChatVocabulary):
 
     ordinary: Callable[[str], list[int]]
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`, in which control tokens stand by name."""
-        ids: list[int] = []
-        for piece in self._split.split(text):
-            if piece in self.vocabulary.controls:
-                ids.append(self.vocabulary.controls[piece])
-            elif piece:
-                ids.extend(self.ordinary(piece))
-        return ids
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of `text`, in which nothing is a control token."""
+        return self.ordinary(text)
 
 
 @cache

@@ -53,8 +53,12 @@ class ChatVocabulary:
             if piece in self.vocabulary.controls:
                 ids.append(self.vocabulary.controls[piece])
             elif piece:
-                ids.extend(o200k().encode_ordinary(piece))
+                ids.extend(self.encode_ordinary(piece))
         return ids
+
+    def encode_ordinary(self, text: str) -> list[int]:
+        """Ids of `text`, in which nothing is a control token."""
+        return o200k().encode_ordinary(text)
 
     def spell(self, token: int) -> str:
         """A token for people: a control token's name, or its text."""

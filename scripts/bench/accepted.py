@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -62,11 +62,13 @@ def measure(
     small = {token: i for i, token in enumerate(ids)}
     for share in shares:
         turns = _make_turns(world, small, table, share)
+        under_off = None
         for policy in policies:
-            found.append(_decode(turns, table, policy))
+            decoded = _decode(turns, table, policy)
+            under_off = decoded.illegal if under_off is None else under_off
+            found.append(replace(decoded, illegal=under_off))
             advance()
-    by_share = [found[i : i + len(policies)] for i in range(0, len(found), len(policies))]
-    return [Accepted(a.policy, group[0].illegal, a.tokens, a.steps) for group in by_share for a in group]
+    return found
 
 
 def _make_turns(world: World, small: dict[int, int], table, share: float) -> _Turns:
@@ -90,7 +92,7 @@ def _make_turns(world: World, small: dict[int, int], table, share: float) -> _Tu
 def _decode(turns: _Turns, table, policy: str) -> Accepted:
     stage = CommitStage(
         table,
-        CommitConfig("repair" if policy == "align" else policy, 2**31 - 1, ROWS, align=policy == "align"),
+        CommitConfig.of_rule(policy, max_repairs=2**31 - 1, repair_rows=ROWS),
         num_slots=ROWS,
         max_window=LAST_COLUMNS,
     )

@@ -65,10 +65,8 @@ class Case:
         self.illegal = choose.choice((0.0, 0.02, 0.3, 1.0))  # chance of any token in place of one that fits
         self.strange = choose.choice((0.0, 0.0, 0.1))  # chance of a value out of range
         self.kinds = ("probs", "greedy", "sampled", "none")[: choose.randint(1, 4)]
-        rule = choose.choice(RULES)
-        self.config = CommitConfig(
-            policy="repair" if rule == "align" else rule,
-            align=rule == "align",
+        self.config = CommitConfig.of_rule(
+            choose.choice(RULES),
             max_repairs=choose.choice((0, 1, 2, 64)),
             repair_rows=choose.choice((1, 2, 8, 256)),
             seed=choose.choice((0, choose.getrandbits(64))),

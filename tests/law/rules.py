@@ -67,7 +67,7 @@ class _Call:
     def commit(self, words: Tensor, repair_rows: int) -> tuple[CommitOutput, Tensor]:
         """Commit with slots in an order of their own; returns the output and the state of each row after it."""
         rows, width = self.windows.tokens.shape
-        config = config_of(self.policy, repair_rows=repair_rows, max_repairs=NEVER_SPENT)
+        config = CommitConfig.of_rule(self.policy, repair_rows=repair_rows, max_repairs=NEVER_SPENT)
         stage = CommitStage(self.family.table, config, num_slots=rows, max_window=width)
         slots = torch.arange(rows - 1, -1, -1)
         stage.state[slots] = self.state[0].int()
@@ -127,12 +127,6 @@ class _Call:
         assert bool(same[whole].all()), family.name
         if self.policy == "repair":
             assert not bool((out.events[whole] & ~Event.ENDED).any()), family.name
-
-
-def config_of(policy: str, **settings: int) -> CommitConfig:
-    """The configuration of a policy; "align" stands for `repair` that also ends windows at boundaries."""
-    align = policy == "align"
-    return CommitConfig(policy="repair" if align else policy, align=align, **settings)
 
 
 def every_draw(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

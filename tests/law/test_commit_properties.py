@@ -15,7 +15,6 @@ from structured_commit import COUNTERS, CommitConfig, CommitOutput, CommitStage,
 from structured_commit.table import TERMINAL
 
 from .instances import random_table
-from .rules import config_of
 
 CHANGING = ("trim", "repair", "gate", "align", "rollback")
 POLICIES = ("off", "observe", *CHANGING)
@@ -76,7 +75,7 @@ def steps(draw, policies=POLICIES, repair_rows=ENOUGH, dummies=False) -> Step:
     slots = draw(st.permutations(range(rows + 2)))[:rows]
     if dummies:
         slots = [rows + 2 if draw(st.booleans()) else s for s in slots]
-    config = config_of(
+    config = CommitConfig.of_rule(
         draw(st.sampled_from(policies)),
         repair_rows=draw(repair_rows),
         max_repairs=draw(st.sampled_from((0, 1, 8))),

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from structured_commit import CommitStage, StructureTable, strict_reference
+from structured_commit import CommitConfig, CommitStage, StructureTable, strict_reference
 
 from .instances import random_table
-from .rules import config_of
 
 WORLDS, DRAFTERS, STREAM = 16, 12, 10
 
@@ -52,7 +51,7 @@ def _decode(table, scores, starts, num_drafts, policy, how, generator) -> list[l
     """Streams of WORLDS × DRAFTERS rows in one batch, each drafted at random, until all hold STREAM tokens."""
     rows = WORLDS * DRAFTERS
     world = torch.arange(rows) % WORLDS
-    config = config_of(policy, repair_rows=rows, max_repairs=10**6)
+    config = CommitConfig.of_rule(policy, repair_rows=rows, max_repairs=10**6)
     stage = CommitStage(table, config, num_slots=rows, max_window=num_drafts + 1)
     slots = torch.arange(rows)
     stage.state[:rows] = starts[world].int()

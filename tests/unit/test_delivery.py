@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.decoders import DecodeStream
 
+from scripts.delivery.parsers import FAMILIES
 from scripts.delivery.turns import WRITERS, turns
 from structured_commit import StructureTable, builtin_format, format_names
 from structured_commit.serving.delivery import MAX_ASKS, AlignedDelivery, Splitter, aligned_results
@@ -23,18 +24,6 @@ from tests.support.older_tokenizers import lacking
 from tests.support.streams import spell
 from tests.unit.test_merge import Item
 
-FORMAT_OF = {
-    "gemma4": "gemma_4",
-    "qwen25": "hermes",
-    "qwen3_coder": "qwen3_coder",
-    "deepseekv31": "deepseek_v3_1",
-    "kimik2": "kimi_k2",
-    "glm47": "glm_4_7",
-    "llama32": "llama_3",
-    "mistral": "mistral",
-    "minimax": "minimax_m2",
-    "gpt_oss": "harmony",
-}
 BLANKS = " \t\r\n"
 
 
@@ -126,7 +115,7 @@ def regions(form: str, text: str) -> tuple[list[int], int]:
 
 
 def legal_turns(parser: str, count: int) -> list[str]:
-    form = FORMAT_OF[parser]
+    form = FAMILIES[parser].format
     table, chat = lacking(form)
     texts = [turn.text for turn in turns(parser, 6 * count)]
     return [t for t in texts if table.host.walk(spell(chat, t, "bytes")).illegal_at is None][:count]
@@ -134,12 +123,12 @@ def legal_turns(parser: str, count: int) -> list[str]:
 
 @pytest.mark.parametrize("parser", WRITERS)
 def test_no_piece_crosses_a_boundary_wherever_deltas_end(parser):
-    splitter, choose = splitter_of(FORMAT_OF[parser]), random.Random(5)
+    splitter, choose = splitter_of(FAMILIES[parser].format), random.Random(5)
     texts = legal_turns(parser, 12)
     assert len(texts) == 12
     crossed = 0
     for text in texts:
-        marks, _ = regions(FORMAT_OF[parser], text)
+        marks, _ = regions(FAMILIES[parser].format, text)
         data = text.encode()
         for deltas in ([text], list(text), *(chunked(text, choose) for _ in range(6))):
             at = 0
@@ -155,7 +144,7 @@ def test_no_piece_crosses_a_boundary_wherever_deltas_end(parser):
 
 @pytest.mark.parametrize("parser", WRITERS)
 def test_the_walk_over_text_ends_where_the_walk_over_tokens_ends(parser):
-    form, choose = FORMAT_OF[parser], random.Random(6)
+    form, choose = FAMILIES[parser].format, random.Random(6)
     table, chat = lacking(form)
     splitter = splitter_of(form)
     for text in legal_turns(parser, 12):

@@ -112,6 +112,12 @@ class CommitConfig:
         if self.align and self.policy is not Policy.REPAIR:
             raise StageError(f"align goes with policy 'repair', not with {self.policy.value!r}")
 
+    @classmethod
+    def of_rule(cls, rule: str, **settings: object) -> CommitConfig:
+        """The settings whose `rule` this is."""
+        align = rule == "align"
+        return cls(policy=Policy.REPAIR.value if align else rule, align=align, **settings)
+
     @property
     def rule(self) -> str:
         """What decides over a window: the policy, or `align` for `repair` that also ends windows at boundaries."""
